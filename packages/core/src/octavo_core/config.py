@@ -1,0 +1,284 @@
+"""The frozen configuration of an engine, and where each of its values came from.
+
+Each field is a flag (``--max-num-seqs``), an environment variable
+(``OCTAVO_MAX_NUM_SEQS``) and a keyword of ``LLM(...)``. Names are unique over
+all groups, so one flat mapping fills them all:
+
+    config = resolve_config(flags={"block_size": "8"}, environ=os.environ)
+    config.cache.block_size          # 8
+    config.sources["block_size"]     # "flag --block-size"
+
+An earlier source wins over a later one: flag, environment, default. What the
+model's own files say fills in the values that are still None (see
+`EngineConfig.replace`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from octavo_core.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "OCTAVO_"
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+
+_BYTES = {"unit": "bytes"}  # accepts 512MiB, 4GiB, 80GB
+_TOKENS = {"unit": "tokens"}  # accepts 8k, 1M
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model, and in which shape it is served."""
+
+    model: Annotated[
+        str,
+        Meta(description="Folder, .gguf file or hub id; empty means the built-in starter model."),
+    ] = ""
+    served_model_name: Annotated[
+        str | None, Meta(description="Name in the API; by default the model as it was given.")
+    ] = None
+    revision: Annotated[
+        str | None, Meta(description="Branch, tag or commit of a model from the hub.")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(description="Type of weights and activations; auto is float32 on a CPU."),
+    ] = "auto"
+    max_model_len: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="Most tokens of prompt and answer; by default what the model states.",
+            extra=_TOKENS,
+        ),
+    ] = None
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The paged KV cache."""
+
+    block_size: Annotated[int, Meta(ge=1, le=1024, description="Tokens in a KV block.")] = 16
+    enable_prefix_caching: Annotated[
+        bool, Meta(description="Reuse the KV blocks of prompts that start alike.")
+    ] = True
+    kv_cache_memory: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="Bytes for the KV cache, for example 2GiB; on a CPU the default is the "
+            "smaller of 4GiB and half the free memory.",
+            extra=_BYTES,
+        ),
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        PositiveInt | None, Meta(description="Exact number of KV blocks, whatever memory there is.")
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float, Meta(gt=0, le=1, description="Share of the device's memory the engine may use.")
+    ] = 0.92
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step may hold."""
+
+    max_num_batched_tokens: Annotated[
+        int, Meta(ge=1, description="Token budget of one step.", extra=_TOKENS)
+    ] = 2048
+    max_num_seqs: Annotated[
+        int, Meta(ge=1, le=65536, description="Most requests that run at once.")
+    ] = 128
+    long_prefill_token_threshold: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Most tokens of one prompt in a step, so that a long prompt leaves room "
+            "for others; 0 means the whole budget.",
+            extra=_TOKENS,
+        ),
+    ] = 0
+    max_num_queued_reqs: Annotated[
+        int, Meta(ge=1, description="Most requests in the server; further ones get a 429.")
+    ] = 4096
+
+
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the model runs."""
+
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Meta(description="auto takes a GPU if there is one.")
+    ] = "auto"
+    cpu_threads: Annotated[
+        PositiveInt | None, Meta(description="Threads on a CPU; by default all usable cores.")
+    ] = None
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How many workers, and how they are reached."""
+
+    distributed_executor_backend: Annotated[
+        Literal["uni", "mp"],
+        Meta(description="uni runs the worker inside the engine process, mp in one of its own."),
+    ] = "uni"
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP front."""
+
+    host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port; 0 takes a free one.")] = 8000
+    shutdown_timeout: Annotated[
+        float,
+        Meta(ge=0, description="Seconds that running requests get to finish after SIGTERM."),
+    ] = 30.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least severe line logged.")
+    ] = "info"
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an engine is told at start-up. It crosses the wire once, in the handshake.
+
+    Attributes:
+        model_path: Local folder or .gguf file that ``model.model`` was resolved to.
+        sources: For each field that is not a default, where its value came from.
+    """
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    device: DeviceConfig = DeviceConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    server: ServerConfig = ServerConfig()
+    model_path: str = ""
+    sources: dict[str, str] = {}
+
+    def replace(self, source: str, **values: Any) -> EngineConfig:
+        """Return a copy with some fields set, remembering `source` for each.
+
+        Args:
+            source: Where the values come from, for example ``"the model's config.json"``.
+            values: Flat field names of any group.
+
+        Raises:
+            ConfigError: A name is unknown or a value is outside its limits.
+        """
+        return _apply(self, {name: (value, source) for name, value in values.items()})
+
+    def source_of(self, name: str) -> str:
+        """Say where the value of `name` came from."""
+        return self.sources.get(name, "default")
+
+
+class Option(NamedTuple):
+    """One field of one group, as the command line and the documentation show it."""
+
+    group: str
+    name: str
+    type: Any
+    default: Any
+    description: str
+
+
+GROUPS = ("model", "cache", "scheduler", "device", "parallel", "server")
+
+
+def options() -> Iterator[Option]:
+    """Yield every configuration field, group by group."""
+    defaults = EngineConfig()
+    for group in GROUPS:
+        info = msgspec.inspect.type_info(type(getattr(defaults, group)))
+        assert isinstance(info, msgspec.inspect.StructType)
+        for field in info.fields:
+            description = _metadata(field.type).get("description", "")
+            yield Option(group, field.name, field.type, field.default, description)
+
+
+def resolve_config(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> EngineConfig:
+    """Merge flags and environment over the defaults.
+
+    Args:
+        flags: Flat field names to values; strings are parsed, None means not given.
+        environ: Environment; only names of the form ``OCTAVO_<FIELD>`` are read.
+
+    Raises:
+        ConfigError: Names the field, where its value came from, and the limit.
+    """
+    values: dict[str, tuple[Any, str]] = {}
+    for option in options():
+        variable = ENVIRONMENT_PREFIX + option.name.upper()
+        if environ is not None and variable in environ:
+            values[option.name] = (environ[variable], f"environment {variable}")
+    for name, value in (flags or {}).items():
+        if value is not None:
+            values[name] = (value, f"flag --{name.replace('_', '-')}")
+    return _apply(EngineConfig(), values)
+
+
+def _apply(config: EngineConfig, values: Mapping[str, tuple[Any, str]]) -> EngineConfig:
+    known = {option.name: option for option in options()}
+    groups = {group: msgspec.structs.asdict(getattr(config, group)) for group in GROUPS}
+    sources = dict(config.sources)
+    model_path = config.model_path
+    for name, (value, source) in values.items():
+        sources[name] = source
+        if name == "model_path":
+            model_path = value
+            continue
+        if name not in known:
+            raise ConfigError(f"{source}: there is no setting named {name}.", field=name)
+        option = known[name]
+        groups[option.group][name] = _parse(option, value, source)
+    built = {
+        group: msgspec.convert(fields, type(getattr(config, group)))
+        for group, fields in groups.items()
+    }
+    return EngineConfig(**built, model_path=model_path, sources=sources)
+
+
+def _parse(option: Option, value: Any, source: str) -> Any:
+    """Convert one value to its field's type, with an error that names both."""
+    unit = _metadata(option.type).get("extra", {}).get("unit")
+    if isinstance(value, str) and unit is not None:
+        value = _parse_quantity(option.name, value, source)
+    group_type = type(getattr(EngineConfig(), option.group))
+    try:
+        converted = msgspec.convert({option.name: value}, group_type, strict=False)
+    except msgspec.ValidationError as error:
+        reason = str(error).split(" - at ")[0]
+        raise ConfigError(
+            f"{option.name} is {value!r} (from {source}): {reason}.", field=option.name
+        ) from None
+    return getattr(converted, option.name)
+
+
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)(B?)")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def _parse_quantity(name: str, text: str, source: str) -> int:
+    """Read ``4096``, ``8k`` (8,000), ``8K`` (8,192), ``512MiB`` or ``80GB`` (80 × 10⁹)."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"{name} is {text!r} (from {source}): write a number, with a unit such as k, M, GiB "
+            f"if you like.",
+            field=name,
+        )
+    number, prefix, binary, byte = match.groups()
+    base = 1024 if binary or (prefix.isupper() and not byte) else 1000
+    return int(float(number) * base ** _POWERS[prefix.lower()])
+
+
+def _metadata(field_type: Any) -> dict[str, Any]:
+    """Return the description and extras that `Meta` gave to a field."""
+    found: dict[str, Any] = {}
+    if isinstance(field_type, msgspec.inspect.Metadata):
+        schema = field_type.extra_json_schema or {}
+        found["description"] = schema.get("description", "")
+        found["extra"] = field_type.extra or {}
+    return found

@@ -1,0 +1,71 @@
+"""The one interface between the engine and whatever runs the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+
+ProgressCallback = Callable[[str, float | None], None]
+"""Called with a start-up stage in words and its progress from 0 to 1, or None."""
+
+
+class Executor(Protocol):
+    """Runs the workers of one engine.
+
+    Calls come in this order: `load_model`, `determine_available_memory`,
+    `initialize_kv_cache`, `warm_up`, then pairs of `execute_model` and
+    `sample_tokens`, and `shutdown` at any time.
+    """
+
+    @property
+    def device(self) -> str:
+        """Where the model runs, for example ``cpu`` or ``cuda:0``."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Type of the activations, for example ``float32``."""
+        ...
+
+    def load_model(self, on_progress: ProgressCallback) -> None:
+        """Initialize the devices and load the weights.
+
+        Raises:
+            ModelError: A file or tensor is missing, damaged or not supported.
+        """
+        ...
+
+    def determine_available_memory(self) -> int:
+        """Return the bytes that each worker has left for the KV cache (the smallest)."""
+        ...
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate the KV cache."""
+        ...
+
+    def warm_up(self) -> None:
+        """Do once what would make the first requests slow."""
+        ...
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        """Start the forward pass of one step. Does not wait for it, nor raise its errors."""
+        ...
+
+    def sample_tokens(self, grammar: GrammarOutput | None) -> Future[ModelRunnerOutput]:
+        """Sample from the oldest step not yet sampled; the future also carries its errors.
+
+        After an error the workers have dropped that step's effects on their token
+        lists; slots stay as they were told.
+        """
+        ...
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError if a worker is gone."""
+        ...
+
+    def shutdown(self) -> None:
+        """End the workers. Safe to call twice."""
+        ...

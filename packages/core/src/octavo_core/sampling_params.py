@@ -1,0 +1,125 @@
+"""How one request wants its tokens chosen."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from octavo_core.errors import InvalidRequestError
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 256
+MAX_STOP_TOKEN_IDS = 1024
+SEED_BITS = 63
+
+# A temperature under this is greedy: dividing by it would overflow.
+GREEDY_TEMPERATURE = 1e-5
+# A temperature between greedy and this is raised to it.
+MIN_TEMPERATURE = 0.01
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters, with the names and defaults that users of vLLM know.
+
+    Attributes:
+        n: How many answers to the same prompt, 1 to 128.
+        temperature: 0 is greedy; at most 2.
+        top_p: Keep the smallest set of tokens whose probability reaches it, in (0, 1].
+        top_k: Keep this many tokens; 0 or -1 keeps all.
+        min_p: Keep tokens at least this share as likely as the likeliest, in [0, 1].
+        seed: Makes the answer reproducible whatever runs beside it; None draws one.
+        max_tokens: Most tokens to generate; None means what the context leaves.
+        min_tokens: No end-of-sequence or stop token before this many tokens.
+        stop: Strings that end the answer; they are not part of it unless
+            ``include_stop_str_in_output``.
+        stop_token_ids: Token ids that end the answer.
+        ignore_eos: Go on after the model's end-of-sequence token.
+        logprobs: How many alternatives to report for each token (0 reports the
+            chosen one alone), 0 to 20; None reports nothing. Values are raw:
+            taken before temperature and filters.
+        detokenize: False leaves the text empty (token ids only).
+        skip_special_tokens: Leave special tokens out of the text.
+        include_stop_str_in_output: Keep the matched stop string in the text.
+        eos_token_ids: The model's end-of-sequence ids. Filled in by the input
+            processor, not by users.
+
+    Raises:
+        InvalidRequestError: A value is outside its limits.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_range("n", self.n, 1, MAX_N)
+        _check_range("temperature", self.temperature, 0.0, 2.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise _invalid("top_p", self.top_p, "above 0 and at most 1")
+        if self.top_k < -1:
+            raise _invalid("top_k", self.top_k, "-1 or 0 (off), or at least 1")
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise _invalid("max_tokens", self.max_tokens, "at least 1")
+        if self.min_tokens < 0:
+            raise _invalid("min_tokens", self.min_tokens, "at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _invalid("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
+        if self.logprobs is not None:
+            _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_stop(self.stop)
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise _invalid(
+                "stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
+            )
+        if self.stop and not self.detokenize:
+            raise InvalidRequestError(
+                "stop strings need the text: set detokenize to true, or use stop_token_ids.",
+                field="stop",
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the likeliest token is always taken."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+
+def _check_range(field: str, value: float, low: float, high: float) -> None:
+    # Written so that NaN fails too.
+    if not (math.isfinite(value) and low <= value <= high):
+        raise _invalid(field, value, f"between {low} and {high}")
+
+
+def _check_stop(stop: tuple[str, ...]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise _invalid("stop", f"{len(stop)} strings", f"at most {MAX_STOP_STRINGS}")
+    for string in stop:
+        if not string:
+            raise _invalid("stop", "''", "strings that are not empty")
+        if len(string) > MAX_STOP_STRING_CHARS:
+            raise _invalid(
+                "stop", f"a string of {len(string)} characters", f"at most {MAX_STOP_STRING_CHARS}"
+            )
+
+
+def _invalid(field: str, value: object, limit: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field} is {value}; it must be {limit}.", field=field)
