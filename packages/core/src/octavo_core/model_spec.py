@@ -179,7 +179,8 @@ def spec_from_gguf(header: GGUFHeader) -> ModelSpec:
     if architecture not in GGUF_ARCHITECTURES:
         known = ", ".join(sorted(GGUF_ARCHITECTURES))
         raise ModelError(
-            f"{header.path}: GGUF architecture {architecture!r} is not supported; supported: {known}.",
+            f"{header.path}: GGUF architecture {architecture!r} is not supported; "
+            f"supported: {known}.",
             field="general.architecture",
         )
 

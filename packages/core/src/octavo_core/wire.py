@@ -208,7 +208,8 @@ def decode_to_engine(frame: bytes | memoryview) -> ToEngine:
     Raises:
         WireError: The frame has another version, or is no such message.
     """
-    return _decode(frame, _to_engine_decoder)
+    message: ToEngine = _decode(frame, _to_engine_decoder)
+    return message
 
 
 def decode_to_front(frame: bytes | memoryview) -> ToFront:
@@ -217,7 +218,8 @@ def decode_to_front(frame: bytes | memoryview) -> ToFront:
     Raises:
         WireError: The frame has another version, or is no such message.
     """
-    return _decode(frame, _to_front_decoder)
+    message: ToFront = _decode(frame, _to_front_decoder)
+    return message
 
 
 def _decode(frame: bytes | memoryview, decoder: Any) -> Any:
