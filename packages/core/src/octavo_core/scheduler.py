@@ -130,8 +130,8 @@ class Scheduler:
         """Choose the tokens of the next step and give them their blocks.
 
         There is always something to choose while a request is unfinished: the oldest can
-        preempt all others, and alone it fits. Tokens count as computed from here on. Call `update_from_output` or `fail_step`
-        before the next `schedule`.
+        preempt all others, and alone it fits. Tokens count as computed from here on. Call
+        `update_from_output` or `fail_step` before the next `schedule`.
         """
         assert self._in_flight is None, "schedule() before the last step was completed"
         self._step_id += 1
@@ -338,7 +338,8 @@ class Scheduler:
 
     def _complete(self, step_id: int) -> _Step:
         step, self._in_flight = self._in_flight, None
-        assert step is not None and step.step_id == step_id, f"step {step_id} is not in flight"
+        assert step is not None, "no step is in flight"
+        assert step.step_id == step_id, f"step {step_id} is not in flight"
         return step
 
     def _check_fits(self, request: Request) -> None:
