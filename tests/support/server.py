@@ -71,12 +71,17 @@ class Server:
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.log}")
-            with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                with urllib.request.urlopen(f"{self.url}/health", timeout=5) as response:
-                    if response.status == 200:
-                        return
+            if self._is_healthy():
+                return
             time.sleep(0.05)
         raise RuntimeError(f"the server was not ready in {START_TIMEOUT} s:\n{self.log}")
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                return True
+        except (urllib.error.URLError, ConnectionError):  # a 503 is a URLError too
+            return False
 
     @property
     def log(self) -> str:
