@@ -308,9 +308,9 @@ async def _in_daemon_thread(work: Callable[[], Result]) -> Result:
     return await future
 
 
-def _exit_at_once(signal_number: int, _frame: FrameType | None) -> NoReturn:
+def _exit_at_once(_signal_number: int, _frame: FrameType | None) -> NoReturn:
     """Handle a signal before the event loop runs: unwind, which ends the engine."""
-    raise SystemExit(0 if signal_number == signal.SIGTERM else 130)
+    raise SystemExit(0)
 
 
 def _flush_output() -> None:

@@ -155,8 +155,8 @@ class CompletionRequest(GenerationRequest):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]  # the first id tells its form
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [self.prompt]
+        return list(self.prompt)
 
 
 class ContentPart(StrictModel):

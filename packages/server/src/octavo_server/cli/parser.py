@@ -25,9 +25,9 @@ EXIT_USAGE = 2
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser whose errors are one line instead of a page of usage."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         # An abbreviation that works today would break when a longer flag is added.
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+        super().__init__(**{**kwargs, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         """Print `message` with the way to the help, and exit with code 2."""
