@@ -252,9 +252,7 @@ def _byte_level_bpe(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool
         steps.append(pre_tokenizers.Digits(individual_digits=True))
     if family.split is not None:
         steps.append(pre_tokenizers.Split(Regex(family.split), behavior="isolated"))
-    steps.append(
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=family.split is None)
-    )
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=family.split is None))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return backend, family.add_bos
