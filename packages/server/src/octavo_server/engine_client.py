@@ -89,6 +89,11 @@ class EngineClient:
         self._config = config
         self._configure_if_met()
 
+    def report_stage(self, stage: str, progress: float | None) -> None:
+        """Show what the front itself is doing, until the engine has something to tell."""
+        if self.state is EngineState.STARTING:
+            self.stage, self.progress = stage, progress
+
     async def wait_ready(self) -> wire.Ready:
         """Wait until the engine can take requests.
 

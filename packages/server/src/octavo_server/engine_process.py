@@ -69,15 +69,28 @@ def run_engine(address: str, log_level: str) -> None:
     sys.exit(serve_engine(FrontLink(address), _build_engine))
 
 
-def serve_engine(link: FrontLink, build: Callable[[EngineConfig], Engine]) -> int:
+def serve_engine(
+    link: FrontLink,
+    build: Callable[[EngineConfig], Engine],
+    preload: str = "octavo_worker.executors",
+) -> int:
     """Shake hands over `link`, start the engine that `build` returns, and run its loop.
+
+    Args:
+        link: The connected socket.
+        build: Makes the engine from the front's configuration.
+        preload: Module to import while the front still finds the model: torch takes seconds.
 
     Returns:
         Exit code: 0 if the front ended it, 1 after an error that the front was told.
     """
     engine: Engine | None = None
     try:
-        config = link.shake_hands()
+        link.send(wire.Hello(os.getpid(), __version__))
+        link.report_progress("importing torch", None)
+        importlib.import_module(preload)
+        link.report_progress("waiting for the model's files", None)
+        config = link.receive_config()
         engine = build(config)
         link.send(engine.start(link.report_progress))
         # While it loads, SIGTERM ends the process at once. Now the front decides: a service
@@ -112,13 +125,8 @@ class FrontLink:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.connect(address)
 
-    def shake_hands(self) -> EngineConfig:
-        """Say hello, import what is slow to import, and wait for the configuration."""
-        self.send(wire.Hello(os.getpid(), __version__))
-        self.report_progress("importing torch", None)
-        # The front is still finding the model and reading the tokenizer.
-        importlib.import_module("octavo_worker.executors")
-        self.report_progress("waiting for the model's files", None)
+    def receive_config(self) -> EngineConfig:
+        """Wait for the front's answer to `Hello`."""
         message = wire.decode_to_engine(self._socket.recv())
         if not isinstance(message, wire.Configure):
             raise wire.WireError(f"expected Configure, got {type(message).__name__}")

@@ -41,6 +41,8 @@ EXIT_ENGINE_DEAD = 1
 _BACKLOG = 2048
 # Seconds for streams to send their last event once their requests were failed.
 _LAST_EVENT_SECONDS = 2.0
+_INTERRUPTED_LOAD_SECONDS = 2.0
+_LOADING_THREAD = "loading"
 
 
 def run_front(config: EngineConfig, engine_target: EngineTarget = run_engine) -> int:
@@ -70,6 +72,7 @@ def run_front(config: EngineConfig, engine_target: EngineTarget = run_engine) ->
             code = asyncio.run(_Front(config, listener, engine).run())
         finally:
             engine.end(grace=0.0)
+            _join_loading_thread()
     _flush_output()
     return code
 
@@ -190,7 +193,10 @@ class _Front:
         from octavo_server.tokenizer import load_tokenizer
 
         model = self._config.model
-        resolved = await _in_daemon_thread(lambda: resolve_model(model.model, model.revision))
+        on_progress = self._progress_reporter(client)
+        resolved = await _in_daemon_thread(
+            lambda: resolve_model(model.model, model.revision, on_progress)
+        )
         name = model.served_model_name or resolved.name
         client.configure(
             self._config.replace("the model that was found", model_path=str(resolved.path))
@@ -208,6 +214,19 @@ class _Front:
             input_processor=input_processor,
             sampling_defaults=read_sampling_defaults(resolved.path),
         )
+
+    def _progress_reporter(self, client: EngineClient) -> Callable[[str, float | None], None]:
+        """Return a callback for the loading thread. After a signal it raises, which ends a download
+        together with the process that does it.
+        """
+        loop = asyncio.get_running_loop()
+
+        def on_progress(stage: str, progress: float | None) -> None:
+            if self._stop.is_set():
+                raise InterruptedError("the server is shutting down")
+            loop.call_soon_threadsafe(client.report_stage, stage, progress)
+
+        return on_progress
 
     def _announce(self, name: str) -> None:
         host, port = self._config.server.host, self._listener.getsockname()[1]
@@ -304,8 +323,15 @@ async def _in_daemon_thread(work: Callable[[], Result]) -> Result:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=run, name="loading", daemon=True).start()
+    threading.Thread(target=run, name=_LOADING_THREAD, daemon=True).start()
     return await future
+
+
+def _join_loading_thread() -> None:
+    """Give a download that was interrupted the time to clean up."""
+    for thread in threading.enumerate():
+        if thread.name == _LOADING_THREAD:
+            thread.join(_INTERRUPTED_LOAD_SECONDS)
 
 
 def _exit_at_once(_signal_number: int, _frame: FrameType | None) -> NoReturn:
