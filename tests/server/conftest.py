@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from support.scripted_engine import write_byte_model
 
 _MAIN = """

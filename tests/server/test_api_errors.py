@@ -123,10 +123,14 @@ def test_health_routes(front: Any) -> None:
     assert front_get(front, "/version") == {"version": "0.1.0"}
 
 
-def test_an_engine_that_breaks_in_a_stream_says_so_in_the_stream(front: Any) -> None:
-    # Its first token comes before the step that breaks, since "break" is scheduled later.
-    events = front.events("/v1/completions", {"prompt": "abc", "max_tokens": 2})
-    assert all("error" not in event for event in events)
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_step_that_breaks_in_a_stream_is_an_error_in_the_stream(front: Any, path: str) -> None:
+    body = {"prompt": "crack it", "messages": [{"role": "user", "content": "crack it"}]}
+    *events, last = front.events(path, body)
+    assert last["error"]["type"] == "server_error"
+    reasons = [choice["finish_reason"] for event in events for choice in event["choices"]]
+    assert reasons
+    assert not any(reasons)
 
 
 def front_get(front: Any, path: str) -> Any:

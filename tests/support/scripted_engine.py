@@ -2,7 +2,8 @@
 
 Its "model" speaks bytes. The answer repeats the prompt, byte by byte, and ends with `EOS`
 after ``max_tokens`` or where the prompt ends. Words in the prompt ask for misbehaviour:
-``slow`` makes each step take 20 ms, ``break`` raises in the step, ``die`` ends the process.
+``slow`` makes each step take 20 ms, ``break`` raises in the first step and ``crack`` in a
+later one, ``die`` ends the process after a few tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
 from octavo_core.config import EngineConfig
 from octavo_core.engine_core import EngineCore
 from octavo_core.errors import ModelError
@@ -25,7 +28,6 @@ from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, Sched
 from octavo_core.wire import TokenLogprobs
 from octavo_server.engine_process import Engine, FrontLink, serve_engine
 from octavo_server.logging_setup import configure_logging
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 EOS = "<eos>"
 EXIT_CODE = 7
@@ -167,7 +169,8 @@ class ScriptedExecutor:
             self._prompts[request.slot] = request.token_ids[: request.num_prompt_tokens]
             self._num_known[request.slot] = len(request.token_ids)
             self._logprobs[request.slot] = request.sampling_params.logprobs
-        self._misbehave([self._text(slot) for slot in step.slots])
+        for slot in step.slots:
+            self._misbehave(slot)
         sampled = []
         logprobs = {}
         for row, slot in enumerate(step.slots):
@@ -194,12 +197,14 @@ class ScriptedExecutor:
     def _text(self, slot: int) -> bytes:
         return bytes(self._bytes[token_id] for token_id in self._prompts[slot])
 
-    def _misbehave(self, prompts: list[bytes]) -> None:
-        if any(b"slow" in prompt for prompt in prompts):
+    def _misbehave(self, slot: int) -> None:
+        prompt = self._text(slot)
+        is_late = self._num_known[slot] - len(prompt) >= 3
+        if b"slow" in prompt:
             time.sleep(0.02)
-        if any(b"die" in prompt for prompt in prompts):
+        if b"die" in prompt and is_late:
             os._exit(EXIT_CODE)
-        if any(b"break" in prompt for prompt in prompts):
+        if b"break" in prompt or (b"crack" in prompt and is_late):
             raise RuntimeError("the prompt asked for it")
 
 

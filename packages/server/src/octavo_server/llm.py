@@ -52,8 +52,9 @@ class LLM:
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         # The engine imports torch, which importing this module must not.
-        from octavo_core.engine_core import EngineCore
         from octavo_worker.executors import create_executor
+
+        from octavo_core.engine_core import EngineCore
 
         config = resolve_config({"model": model or None, **settings}, os.environ)
         resolved = resolve_model(config.model.model, config.model.revision)
