@@ -52,9 +52,8 @@ class LLM:
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         # The engine imports torch, which importing this module must not.
-        from octavo_worker.executors import create_executor
-
         from octavo_core.engine_core import EngineCore
+        from octavo_worker.executors import create_executor
 
         config = resolve_config({"model": model or None, **settings}, os.environ)
         resolved = resolve_model(config.model.model, config.model.revision)
