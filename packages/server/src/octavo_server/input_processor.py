@@ -20,7 +20,7 @@ from octavo_core.wire import EngineCoreRequest
 from octavo_server.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from octavo_server.chat_template import ChatTemplate
+    from octavo_server.chat_template import ChatTemplate, ControlTokenGuard
 
 
 class InputProcessor:
@@ -101,7 +101,8 @@ class InputProcessor:
     ) -> list[EngineCoreRequest]:
         """Make the engine's requests for a conversation.
 
-        The template writes BOS itself if the model wants one, so none is added.
+        The template writes BOS itself if the model wants one, so none is added. Control
+        tokens that are spelt out in messages are letters like any others.
 
         Args:
             messages: In the shape of OpenAI's API; content is a string or text parts.
@@ -113,10 +114,11 @@ class InputProcessor:
             ContextLengthError: The conversation leaves no room for an answer.
         """
         _check_texts(params, cache_salt)
+        (messages, tools), marker = self._guard.mark([messages, tools])
         text = self.render_chat(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **template_options
         )
-        prompt_token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        prompt_token_ids = self._encode_chat(text, marker)
         return self._make_requests(
             request_id, prompt_token_ids, "messages", params, arrival_time, priority, cache_salt
         )
@@ -139,6 +141,21 @@ class InputProcessor:
         text = template.render([_with_text_content(message) for message in messages], **options)
         _check_text("messages", text)
         return text
+
+    def _encode_chat(self, text: str, marker: str | None) -> list[int]:
+        if marker is None:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        token_ids: list[int] = []
+        for piece, is_token in self._guard.split(text, marker):
+            encode = self.tokenizer.encode if is_token else self.tokenizer.encode_plain
+            token_ids += encode(piece, add_special_tokens=False)
+        return token_ids
+
+    @cached_property
+    def _guard(self) -> ControlTokenGuard:
+        from octavo_server.chat_template import ControlTokenGuard
+
+        return ControlTokenGuard(self.tokenizer.special_tokens, self.tokenizer.added_tokens)
 
     @cached_property
     def _chat_template(self) -> ChatTemplate | None:

@@ -10,12 +10,14 @@ with LLM() as llm:
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 # tqdm ships no types.
@@ -45,6 +47,10 @@ class LLM:
         settings: Any field of `octavo_core.config`, for example ``max_model_len=2048``.
             ``OCTAVO_*`` environment variables fill in what is not given.
 
+    Attributes:
+        tokenizer: The model's tokenizer.
+        engine: The engine core, for a look at its scheduler.
+
     Raises:
         ConfigError: A setting is unknown or outside its limits.
         ModelError: The model can't be found, read or served.
@@ -67,11 +73,11 @@ class LLM:
         )
         self._ids = count()
         self._lock = threading.Lock()
-        self._engine = EngineCore(config, spec, create_executor(config, spec))
+        self.engine = EngineCore(config, spec, create_executor(config, spec))
         try:
-            ready = self._engine.start(_no_progress)
+            ready = self.engine.start(_no_progress)
         except BaseException:
-            self._engine.shutdown()
+            self.engine.shutdown()
             raise
         self._input_processor.set_limits(ready.max_model_len, ready.kv_cache_tokens)
 
@@ -142,7 +148,7 @@ class LLM:
 
     def shutdown(self) -> None:
         """End the engine and free its memory. Safe to call twice."""
-        self._engine.shutdown()
+        self.engine.shutdown()
 
     def __enter__(self) -> LLM:
         return self
@@ -193,16 +199,18 @@ class LLM:
         for job in jobs:
             for index, request in enumerate(job.requests):
                 self._output_processor.add(request, job.request_id, index)
-                self._engine.add_request(request)
+                self.engine.add_request(request)
 
     def _step_until_done(self, jobs: Sequence[_Job], use_tqdm: bool) -> None:
         by_id = {job.request_id: job for job in jobs}
         with _Progress(len(jobs), use_tqdm) as progress:
             while by_id:
-                outputs = self._engine.step().outputs
+                assert self.engine.has_unfinished_requests(), "the engine lost a request"
+                with _interrupts_held():
+                    outputs = self.engine.step().outputs
                 deltas, to_abort = self._output_processor.process(outputs)
                 if to_abort:
-                    self._engine.abort_requests(to_abort)
+                    self.engine.abort_requests(to_abort)
                 for delta in deltas:
                     job = by_id[delta.request_id]
                     job.accumulator.add(delta)
@@ -218,7 +226,7 @@ class LLM:
         ids = [request.request_id for job in jobs for request in job.requests]
         for engine_request_id in ids:
             self._output_processor.remove(engine_request_id)
-        self._engine.abort_requests(ids)
+        self.engine.abort_requests(ids)
 
 
 class _Job:
@@ -255,6 +263,32 @@ class _Progress:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Put off a Ctrl-C until the end of a step, so that scheduler and worker agree.
+
+    A second one comes through at once.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append((number, frame))
+        if len(held) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if held:
+        handler(*held[0])
 
 
 def default_sampling_params(model_path: Path) -> SamplingParams:

@@ -92,9 +92,9 @@ class Tokenizer:
         """
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_plain(self, text: str) -> list[int]:
+    def encode_plain(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of `text`, in which control tokens are nothing but letters."""
-        return self._plain_backend.encode(text, add_special_tokens=False).ids
+        return self._plain_backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; ids beyond the vocabulary have none."""
