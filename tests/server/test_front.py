@@ -32,10 +32,6 @@ def processes(front: Any) -> list[int]:
     return [front.process.pid, *children_of(front.process.pid)]
 
 
-def url_of(front: Any) -> str:
-    return f"http://127.0.0.1:{front.port}"
-
-
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -97,15 +93,13 @@ def test_a_signal_at_any_time_of_the_start_leaves_nothing(start_front: Any, dela
 def test_a_model_that_can_not_be_loaded_is_one_line(start_front: Any) -> None:
     front = start_front("run_broken_model")
     assert front.process.wait(timeout=20) == 1
-    assert front.stderr.splitlines()[-1] == "error: tensor x has the wrong shape."
-    assert "Traceback" not in front.stderr
+    assert front.stderr.splitlines() == ["error: tensor x has the wrong shape."]
 
 
 def test_a_model_that_is_not_there_is_one_line(start_front: Any) -> None:
     front = start_front(model="/no/such/dir")
     assert front.process.wait(timeout=20) == 1
-    assert "/no/such/dir does not exist" in front.stderr.splitlines()[-1]
-    assert "Traceback" not in front.stderr
+    assert front.stderr.splitlines() == ["error: /no/such/dir does not exist."]
 
 
 def test_an_engine_that_dies_while_it_starts(start_front: Any) -> None:
@@ -254,7 +248,7 @@ def test_a_port_in_use() -> None:
     bind_socket("127.0.0.1", port).close()
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "1.2.3.4", "a..b"])
+@pytest.mark.parametrize("host", ["1.2.3.4", "a..b"])
 def test_a_host_that_is_not_ours(host: str) -> None:
     with pytest.raises(ConfigError, match=host):
         bind_socket(host, 0)

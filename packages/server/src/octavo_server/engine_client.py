@@ -246,13 +246,15 @@ class EngineClient:
         """Enter the state DEAD, once, and end every generation with the reason."""
         if self.state is EngineState.DEAD:
             return
+        # A failed start is told by `wait_ready`, and needs to be said only once.
+        is_news = self.state is EngineState.READY and not self._closing
         self.state = EngineState.DEAD
         self.stage, self.progress = str(error), None
         self._death.set_result(error)
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # Nobody may be waiting, which is no mistake.
-        if not self._closing:
+        if is_news:
             logger.error("The engine has ended: %s", error)
         self.fail_all(error if isinstance(error, EngineDeadError) else EngineDeadError(str(error)))
 

@@ -15,8 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import setproctitle
 
@@ -38,7 +37,9 @@ Result = TypeVar("Result")
 
 EXIT_ENGINE_DEAD = 1
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 75
 # Seconds for streams to send their last event once their requests were failed.
 _LAST_EVENT_SECONDS = 2.0
 _INTERRUPTED_LOAD_SECONDS = 2.0
@@ -64,12 +65,15 @@ def run_front(config: EngineConfig, engine_target: EngineTarget = run_engine) ->
     configure_logging(config.server.log_level, "front")
     listener = bind_socket(config.server.host, config.server.port)
     with contextlib.closing(listener):
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signal_number, _exit_at_once)
+        # Until the event loop runs, signals are only noted: an exception in the middle of
+        # spawning would leave a process that nobody knows.
+        noted: list[int] = []
+        for signal_number in _SIGNALS:
+            signal.signal(signal_number, lambda number, _frame: noted.append(number))
         # The engine spends seconds on importing torch; it starts before our own imports.
         engine = EngineProcess(config.server.log_level, engine_target)
         try:
-            code = asyncio.run(_Front(config, listener, engine).run())
+            code = asyncio.run(_Front(config, listener, engine, noted).run())
         finally:
             engine.end(grace=0.0)
             _join_loading_thread()
@@ -111,7 +115,14 @@ def bind_socket(host: str, port: int) -> socket.socket:
 class _Front:
     """One run of the front: loads, serves, and ends in order."""
 
-    def __init__(self, config: EngineConfig, listener: socket.socket, engine: EngineProcess):
+    def __init__(
+        self,
+        config: EngineConfig,
+        listener: socket.socket,
+        engine: EngineProcess,
+        noted_signals: list[int],
+    ) -> None:
+        self._noted_signals = noted_signals
         self._config = config
         self._listener = listener
         self._engine = engine
@@ -129,17 +140,15 @@ class _Front:
         client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs)
         context = ServerContext(client)
         server = _make_server(create_app(context), self._config)
-        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        self._serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         try:
-            return await self._run(context, server, serving)
+            return await self._run(context, server)
         finally:
             server.should_exit = server.force_exit = True
-            await asyncio.wait({serving}, timeout=1.0)
+            await asyncio.wait({self._serving}, timeout=1.0)
             await client.close()
 
-    async def _run(
-        self, context: ServerContext, server: uvicorn.Server, serving: asyncio.Task[None]
-    ) -> int:
+    async def _run(self, context: ServerContext, server: uvicorn.Server) -> int:
         loading = asyncio.create_task(self._load(context.client))
         if not await self._unless_stopped(loading):
             logger.info("Stopped while loading")
@@ -152,16 +161,18 @@ class _Front:
         dying = asyncio.create_task(context.client.wait_dead())
         if await self._unless_stopped(dying):
             # Streams have got the error already; let it out before the connections close.
-            await self._close_connections(server, serving, _LAST_EVENT_SECONDS)
+            await self._close_connections(server, _LAST_EVENT_SECONDS)
             logger.critical("Exiting: the engine has ended: %s", dying.result())
             return EXIT_ENGINE_DEAD
-        await self._drain(context, server, serving)
+        await self._drain(context, server)
         return 0
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
+        for signal_number in _SIGNALS:
             loop.add_signal_handler(signal_number, self._on_signal, signal_number)
+        for noted in self._noted_signals:
+            self._on_signal(noted)
 
     def _on_signal(self, signal_number: int) -> None:
         self._stop_requests += 1
@@ -174,8 +185,11 @@ class _Front:
     async def _unless_stopped(self, work: asyncio.Task[Any]) -> bool:
         """Wait for `work`, and return True, or for a signal, and cancel it and return False."""
         stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, stopping, self._serving}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        if self._serving.done():
+            self._serving.result()
+            raise RuntimeError("the HTTP server has ended by itself")
         if self._stop.is_set():
             work.cancel()
             await asyncio.wait({work})
@@ -244,9 +258,7 @@ class _Front:
             flush=True,
         )
 
-    async def _drain(
-        self, context: ServerContext, server: uvicorn.Server, serving: asyncio.Task[None]
-    ) -> None:
+    async def _drain(self, context: ServerContext, server: uvicorn.Server) -> None:
         """Take nothing new, and let what runs finish in time or end with an error."""
         context.draining = True
         timeout = self._config.server.shutdown_timeout
@@ -256,17 +268,17 @@ class _Front:
                 timeout,
                 context.client.num_in_flight,
             )
-        await self._close_connections(server, serving, timeout)
+        await self._close_connections(server, timeout)
         context.client.fail_all(EngineDeadError("the server is shutting down"))
-        await self._close_connections(server, serving, _LAST_EVENT_SECONDS)
+        await self._close_connections(server, _LAST_EVENT_SECONDS)
 
-    async def _close_connections(
-        self, server: uvicorn.Server, serving: asyncio.Task[None], timeout: float
-    ) -> None:
+    async def _close_connections(self, server: uvicorn.Server, timeout: float) -> None:
         """Stop listening and wait for the connections to end, until `timeout` or `_force`."""
         server.should_exit = True
         forced = asyncio.create_task(self._force.wait())
-        await asyncio.wait({serving, forced}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {self._serving, forced}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
         forced.cancel()
 
 
@@ -289,6 +301,9 @@ def _make_server(app: Any, config: EngineConfig) -> uvicorn.Server:
             lifespan="off",
             ws="none",
             server_header=False,
+            # Longer than clients keep idle connections, so that they close first and never
+            # send on one that is closing here.
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             # Its own limit comes last, behind the steps of `_drain`.
             timeout_graceful_shutdown=math.ceil(
                 config.server.shutdown_timeout + 2 * _LAST_EVENT_SECONDS
@@ -332,11 +347,6 @@ def _join_loading_thread() -> None:
     for thread in threading.enumerate():
         if thread.name == _LOADING_THREAD:
             thread.join(_INTERRUPTED_LOAD_SECONDS)
-
-
-def _exit_at_once(_signal_number: int, _frame: FrameType | None) -> NoReturn:
-    """Handle a signal before the event loop runs: unwind, which ends the engine."""
-    raise SystemExit(0)
 
 
 def _flush_output() -> None:
