@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.scripted_engine import write_byte_model
+
+_MAIN = """
+import sys
+from octavo_core.config import resolve_config
+from octavo_core.errors import OctavoError
+from octavo_server.front import run_front
+from support import scripted_engine
+
+if __name__ == "__main__":
+    target, *pairs = sys.argv[1:]
+    config = resolve_config(dict(pair.split("=", 1) for pair in pairs))
+    try:
+        sys.exit(run_front(config, getattr(scripted_engine, target)))
+    except OctavoError as error:
+        sys.exit(f"error: {error}")
+"""
+
+
+class FrontUnderTest:
+    """A whole front process on a scripted engine."""
+
+    def __init__(self, folder: Path, target: str, **settings: object) -> None:
+        main = folder / "front_main.py"
+        main.write_text(_MAIN)
+        model = write_byte_model(folder / "model")
+        values = {"model": model, "served_model_name": "bytes", "port": 0, **settings}
+        self.stderr_path = folder / "stderr"
+        paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+        with self.stderr_path.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, main, target, *(f"{k}={v}" for k, v in values.items())],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        self.announcement = ""
+        self.url = ""
+
+    def wait_ready(self) -> FrontUnderTest:
+        assert self.process.stdout is not None
+        self.announcement = self.process.stdout.readline() + self.process.stdout.readline()
+        assert "http://" in self.announcement, self.stderr
+        self.url = self.announcement.splitlines()[0].split()[-1]
+        return self
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_path.read_text()
+
+    def engine_pid(self) -> int:
+        from support.server import children_of, command_line
+
+        children = children_of(self.process.pid)
+        (pid,) = [pid for pid in children if "spawn_main" in command_line(pid)]
+        return pid
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(timeout=20)
+        finally:
+            self.process.kill()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+    def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=20, **kwargs)
+
+    def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """Stream a request, check the frame around it, and return its events."""
+        response = self.post(path, body | {"stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *events, done, rest = response.text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    """A front for the tests of one file that only talk to it."""
+    running = FrontUnderTest(
+        tmp_path_factory.mktemp("front"), "run_scripted_engine", max_num_queued_reqs=64
+    )
+    try:
+        yield running.wait_ready()
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def start_front(tmp_path: Path) -> Iterator[Any]:
+    """Start a front with its own settings; all are stopped after the test."""
+    started: list[FrontUnderTest] = []
+
+    def start(target: str = "run_scripted_engine", **settings: object) -> FrontUnderTest:
+        folder = tmp_path / f"front{len(started)}"
+        folder.mkdir()
+        started.append(FrontUnderTest(folder, target, **settings))
+        return started[-1]
+
+    yield start
+    for front in started:
+        front.stop()
+
+
+def wait_for(condition: Any, timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
