@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 import msgspec
@@ -74,7 +74,7 @@ class ChunkDecoder(Generic[T]):
 class _ChunkOrError(msgspec.Struct):
     """Enough of an event to tell an error from a chunk."""
 
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 class Stream(Generic[T]):
