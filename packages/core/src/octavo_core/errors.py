@@ -19,7 +19,7 @@ class OctavoError(Exception):
     """Base of every error that Octavo raises on purpose."""
 
 
-class UserError(OctavoError):
+class UserError(OctavoError, ValueError):
     """Something the caller can mend.
 
     Args:

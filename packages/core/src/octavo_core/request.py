@@ -1,0 +1,135 @@
+"""A request as the scheduler sees it."""
+
+from __future__ import annotations
+
+import enum
+
+from octavo_core.wire import EngineCoreRequest
+
+
+class RequestStatus(enum.IntEnum):
+    """Where a request is in its life. Everything after PREEMPTED is an end."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED_STOPPED = 3
+    FINISHED_LENGTH_CAPPED = 4
+    FINISHED_ABORTED = 5
+    FINISHED_ERROR = 6
+
+    @property
+    def is_finished(self) -> bool:
+        """True once the request has ended, in whichever way."""
+        return self > RequestStatus.PREEMPTED
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The word that the API reports, or None while the request lives."""
+        return _FINISH_REASONS.get(self)
+
+
+_FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: "stop",
+    RequestStatus.FINISHED_LENGTH_CAPPED: "length",
+    RequestStatus.FINISHED_ABORTED: "abort",
+    RequestStatus.FINISHED_ERROR: "error",
+}
+
+
+class Request:
+    """One answer in the making.
+
+    Attributes:
+        token_ids: Prompt and answer so far.
+        num_computed_tokens: How many of them have K and V in the cache, those of a
+            step in flight included.
+        slot: Batch slot while it runs, else -1.
+        block_ids: KV blocks it holds, in order. Only the block manager writes it.
+        block_hashes: Hashes of its full blocks, as far as they were needed.
+        num_registered_blocks: How many of ``block_ids`` the prefix cache was told of.
+        num_cached_tokens: Prompt tokens found in the prefix cache when it first ran.
+        max_total_tokens: Prompt and answer end here at the latest.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "block_hashes",
+        "block_ids",
+        "cache_salt",
+        "max_total_tokens",
+        "min_total_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "priority",
+        "request_id",
+        "sampling_params",
+        "slot",
+        "status",
+        "stop_ids",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(self, request: EngineCoreRequest, max_model_len: int) -> None:
+        params = request.sampling_params
+        self.request_id = request.request_id
+        self.sampling_params = params
+        self.arrival_time = request.arrival_time
+        self.priority = request.priority
+        self.cache_salt = request.cache_salt
+        self.token_ids = request.prompt_token_ids + request.output_token_ids
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.num_registered_blocks = 0
+        self.slot = -1
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.status = RequestStatus.WAITING
+        self.stop_reason: int | None = None
+        self.stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self.stop_ids |= frozenset(params.eos_token_ids)
+        max_tokens = params.max_tokens if params.max_tokens is not None else max_model_len
+        self.max_total_tokens = min(self.num_prompt_tokens + max_tokens, max_model_len)
+        self.min_total_tokens = self.num_prompt_tokens + params.min_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """True once the request has ended."""
+        return self.status > RequestStatus.PREEMPTED
+
+    def append(self, token_id: int) -> bool:
+        """Take one sampled token; return True if the request ends with it.
+
+        Sets ``status`` and ``stop_reason`` when it does. The order is the one users of
+        vLLM know: end of sequence, stop token, length. A stop counts only from
+        ``min_tokens`` on.
+        """
+        self.token_ids.append(token_id)
+        num_tokens = len(self.token_ids)
+        if token_id in self.stop_ids and num_tokens >= self.min_total_tokens:
+            self.status = RequestStatus.FINISHED_STOPPED
+            params = self.sampling_params
+            if params.ignore_eos or token_id not in params.eos_token_ids:
+                self.stop_reason = token_id
+            return True
+        if num_tokens >= self.max_total_tokens:
+            self.status = RequestStatus.FINISHED_LENGTH_CAPPED
+            return True
+        return False

@@ -1,0 +1,69 @@
+import pytest
+
+from octavo_core.config import EngineConfig, options, resolve_config
+from octavo_core.errors import ConfigError
+
+
+def test_a_flag_wins_over_the_environment_and_both_over_the_default() -> None:
+    environ = {"OCTAVO_BLOCK_SIZE": "32", "OCTAVO_MAX_NUM_SEQS": "7", "OTHER": "1"}
+    config = resolve_config({"block_size": "8", "port": None}, environ)
+    assert (config.cache.block_size, config.scheduler.max_num_seqs) == (8, 7)
+    assert config.source_of("block_size") == "flag --block-size"
+    assert config.source_of("max_num_seqs") == "environment OCTAVO_MAX_NUM_SEQS"
+    assert config.source_of("port") == "default"
+    assert config.server.port == 8000
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("123", 123),
+        ("8k", 8000),
+        ("8K", 8192),
+        ("1.5GiB", 3 << 29),
+        ("2GB", 2 * 10**9),
+        ("1M", 1 << 20),
+    ],
+)
+def test_quantities(text: str, value: int) -> None:
+    assert resolve_config({"kv_cache_memory": text}).cache.kv_cache_memory == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "words"),
+    [
+        ({"block_size": "0"}, {}, ["block_size", "'0'", "flag --block-size", ">= 1"]),
+        ({"block_size": "x"}, {}, ["block_size", "'x'", "int"]),
+        ({"dtype": "int4"}, {}, ["dtype", "int4"]),
+        ({}, {"OCTAVO_PORT": "99999"}, ["port", "99999", "environment OCTAVO_PORT", "65535"]),
+        ({"kv_cache_memory": "much"}, {}, ["kv_cache_memory", "much", "GiB"]),
+        ({"gpu_memory_utilization": "1.5"}, {}, ["gpu_memory_utilization", "1.5", "1"]),
+        ({"no_such_thing": 1}, {}, ["no_such_thing"]),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_source_and_limit(
+    flags: dict[str, object], environ: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve_config(flags, environ)
+    for word in words:
+        assert word in refused.value.message
+
+
+def test_booleans() -> None:
+    for text, value in [("false", False), ("0", False), ("true", True), (False, False)]:
+        config = resolve_config({"enable_prefix_caching": text})
+        assert config.cache.enable_prefix_caching is value
+
+
+def test_replace_remembers_where_values_came_from() -> None:
+    config = EngineConfig().replace("the model", max_model_len=128, model_path="/m")
+    assert config.model.max_model_len == 128
+    assert config.model_path == "/m"
+    assert config.source_of("max_model_len") == "the model"
+
+
+def test_every_option_has_a_unique_name_and_a_description() -> None:
+    names = [option.name for option in options()]
+    assert len(set(names)) == len(names)
+    assert all(option.description for option in options())

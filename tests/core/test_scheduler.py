@@ -1,0 +1,245 @@
+"""Each test is a story of a few requests."""
+
+import pytest
+
+from octavo_core.block_manager import BlockManager
+from octavo_core.config import SchedulerConfig
+from octavo_core.errors import ContextLengthError, InvalidRequestError
+from octavo_core.scheduler import Scheduler
+from octavo_core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from octavo_core.wire import EngineCoreOutput
+from support.engine_fakes import make_request
+
+
+def make_scheduler(
+    num_blocks: int = 100,
+    block_size: int = 4,
+    budget: int = 100,
+    max_num_seqs: int = 8,
+    max_model_len: int = 1000,
+    long_prefill_token_threshold: int = 0,
+) -> Scheduler:
+    config = SchedulerConfig(
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+    )
+    return Scheduler(config, BlockManager(num_blocks, block_size), max_model_len)
+
+
+def finish_step(
+    scheduler: Scheduler, step: SchedulerOutput, token_id: int = 7
+) -> list[EngineCoreOutput]:
+    """Answer a step: a token for each request whose known tokens are all computed."""
+    known = {request.slot: request.num_tokens for request in scheduler.running}
+    sampled = [
+        token_id if start + count == known[slot] else -1
+        for slot, count, start in zip(
+            step.slots, step.num_scheduled_tokens, step.num_computed_tokens, strict=True
+        )
+    ]
+    return scheduler.update_from_output(ModelRunnerOutput(step.step_id, sampled))
+
+
+def run_step(scheduler: Scheduler, token_id: int = 7) -> dict[str, EngineCoreOutput]:
+    outputs = finish_step(scheduler, scheduler.schedule(), token_id)
+    return {output.request_id: output for output in outputs}
+
+
+def test_a_request_is_prefilled_then_decodes_until_its_length() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 10, max_tokens=3))
+    step = scheduler.schedule()
+    assert (step.slots, step.num_scheduled_tokens, step.num_computed_tokens) == ([0], [10], [0])
+    assert len(step.new_requests[0].block_ids) == 3
+    (first,) = finish_step(scheduler, step)
+    assert (first.new_token_ids, first.finish_reason) == ([7], None)
+    step = scheduler.schedule()
+    assert (step.num_scheduled_tokens, step.num_computed_tokens) == ([1], [10])
+    finish_step(scheduler, step)
+    assert run_step(scheduler)["a"].finish_reason == "length"
+    assert not scheduler.has_unfinished_requests()
+    assert scheduler.blocks.pool.num_used == 0
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_while_others_decode() -> None:
+    scheduler = make_scheduler(budget=8)
+    scheduler.add_request(make_request("old", 4, max_tokens=50))
+    run_step(scheduler)
+    scheduler.add_request(make_request("long", 20, max_tokens=5))
+    for chunk in (7, 7, 6):
+        step = scheduler.schedule()
+        assert step.num_scheduled_tokens == [1, chunk]
+        outputs = finish_step(scheduler, step)
+        assert outputs[0].request_id == "old"
+    assert [output.request_id for output in outputs] == ["old", "long"]
+
+
+def test_a_threshold_lets_a_short_prompt_pass_a_long_one() -> None:
+    scheduler = make_scheduler(budget=16, long_prefill_token_threshold=8)
+    scheduler.add_request(make_request("long", 80, max_tokens=1))
+    scheduler.add_request(make_request("short", 6, max_tokens=1))
+    assert run_step(scheduler)["short"].finish_reason == "length"
+
+
+def test_decodes_go_before_prefills_of_older_requests() -> None:
+    scheduler = make_scheduler(budget=8, long_prefill_token_threshold=6)
+    scheduler.add_request(make_request("long", 60, max_tokens=1))
+    scheduler.add_request(make_request("short", 2, max_tokens=9))
+    run_step(scheduler)
+    step = scheduler.schedule()
+    assert step.slots == [1, 0]
+    assert step.num_scheduled_tokens == [1, 6]
+
+
+def test_slots_bound_the_running_requests_and_are_reused_lowest_first() -> None:
+    scheduler = make_scheduler(max_num_seqs=2)
+    for name in "abc":
+        scheduler.add_request(make_request(name, 4, max_tokens=2))
+    assert [new.request_id for new in scheduler.schedule().new_requests] == ["a", "b"]
+    assert scheduler.num_waiting == 1
+
+
+def test_requests_that_arrive_together_share_a_cold_prefix() -> None:
+    scheduler = make_scheduler()
+    prefix = list(range(16))
+    scheduler.add_request(make_request("a", [*prefix, 50]))
+    scheduler.add_request(make_request("b", [*prefix, 60]))
+    step = scheduler.schedule()
+    assert step.num_scheduled_tokens == [17, 1]
+    assert step.new_requests[0].block_ids[:4] == step.new_requests[1].block_ids[:4]
+    outputs = finish_step(scheduler, step)
+    assert [output.num_cached_tokens for output in outputs] == [0, 16]
+
+
+def test_when_blocks_run_out_the_newest_is_preempted_and_both_finish() -> None:
+    scheduler = make_scheduler(num_blocks=3, block_size=4, max_model_len=12)
+    scheduler.add_request(make_request("old", 4, max_tokens=6))
+    scheduler.add_request(make_request("new", 4, max_tokens=6))
+    run_step(scheduler)  # one block each
+    step = scheduler.schedule()  # both want a second one, and one is left
+    assert step.slots == [0]
+    assert scheduler.num_preemptions == 1
+    assert scheduler.num_waiting == 1
+    finish_step(scheduler, step)
+    texts: dict[str, int] = {"old": 2, "new": 1}
+    for _ in range(20):
+        for request_id, output in run_step(scheduler).items():
+            texts[request_id] += len(output.new_token_ids)
+    assert texts == {"old": 6, "new": 6}
+    assert not scheduler.has_unfinished_requests()
+
+
+def test_a_preempted_request_finds_its_own_blocks_again() -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=4, max_model_len=16)
+    scheduler.add_request(make_request("old", 4, max_tokens=9))
+    scheduler.add_request(make_request("new", 7, max_tokens=3))
+    run_step(scheduler)
+    run_step(scheduler)  # old takes a second block, new fills its second one
+    step = scheduler.schedule()  # new wants a third one: it preempts itself
+    assert step.slots == [0]
+    finish_step(scheduler, step)
+    step = scheduler.schedule()
+    while not step.new_requests:
+        finish_step(scheduler, step)
+        step = scheduler.schedule()
+    resumed = step.new_requests[0]
+    assert resumed.request_id == "new"
+    assert resumed.num_computed_tokens >= 4
+    assert len(resumed.token_ids) == 9
+    assert resumed.num_prompt_tokens == 7
+
+
+def test_a_stop_token_counts_from_min_tokens_on() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(
+        make_request("a", 4, max_tokens=9, min_tokens=3, stop_token_ids=(5,), eos_token_ids=(6,))
+    )
+    assert run_step(scheduler, token_id=5)["a"].finish_reason is None
+    assert run_step(scheduler, token_id=6)["a"].finish_reason is None
+    output = run_step(scheduler, token_id=5)["a"]
+    assert (output.finish_reason, output.stop_reason) == ("stop", 5)
+
+
+def test_end_of_sequence_has_no_stop_reason_and_can_be_ignored() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 4, max_tokens=2, eos_token_ids=(6,)))
+    scheduler.add_request(make_request("b", 4, max_tokens=2, eos_token_ids=(6,), ignore_eos=True))
+    outputs = run_step(scheduler, token_id=6)
+    assert (outputs["a"].finish_reason, outputs["a"].stop_reason) == ("stop", None)
+    assert outputs["b"].finish_reason is None
+
+
+def test_abort_in_any_state_gives_everything_back() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    scheduler.add_request(make_request("running", 8, max_tokens=9))
+    run_step(scheduler)
+    scheduler.add_request(make_request("waiting", 8))
+    scheduler.abort_requests(["waiting", "running", "never seen"])
+    assert not scheduler.has_unfinished_requests()
+    assert scheduler.num_waiting == 0
+    assert scheduler.stats().kv_cache_usage == 0
+    scheduler.add_request(make_request("next", 8, max_tokens=1))
+    step = scheduler.schedule()
+    assert step.freed_slots == [0]
+    assert step.new_requests[0].slot == 0
+
+
+def test_a_waiting_request_whose_client_left_is_never_computed() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    for name in "abc":
+        scheduler.add_request(make_request(name, 4, max_tokens=1))
+    run_step(scheduler)
+    scheduler.abort_requests(["b"])
+    assert [new.request_id for new in scheduler.schedule().new_requests] == ["c"]
+
+
+def test_a_request_that_can_never_fit_is_refused_with_numbers() -> None:
+    scheduler = make_scheduler(num_blocks=10, block_size=4, max_model_len=1000)
+    with pytest.raises(ContextLengthError, match="holds 40 tokens") as refused:
+        scheduler.add_request(make_request("a", 30, max_tokens=11))
+    assert "--kv-cache-memory" in refused.value.message
+    with pytest.raises(ContextLengthError, match="1000 tokens"):
+        scheduler.add_request(make_request("b", 1000))
+    with pytest.raises(InvalidRequestError, match="empty"):
+        scheduler.add_request(make_request("c", []))
+    assert not scheduler.has_unfinished_requests()
+    scheduler.add_request(make_request("d", 30, max_tokens=10))
+    assert run_step(scheduler)["d"].new_token_ids == [7]
+
+
+def test_an_id_can_be_used_again_only_when_its_request_has_ended() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 4, max_tokens=1))
+    with pytest.raises(InvalidRequestError, match="in use"):
+        scheduler.add_request(make_request("a", 4))
+    run_step(scheduler)
+    scheduler.add_request(make_request("a", 4))
+
+
+def test_a_failed_step_ends_its_own_requests_and_no_others() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    prompt = list(range(9))
+    scheduler.add_request(make_request("poisoned", prompt))
+    scheduler.add_request(make_request("next", prompt, max_tokens=1))
+    step = scheduler.schedule()
+    (output,) = scheduler.fail_step(step.step_id, "boom")
+    assert (output.request_id, output.finish_reason) == ("poisoned", "error")
+    assert (output.error, output.error_kind) == ("boom", "RequestFailedError")
+    output = run_step(scheduler)["next"]
+    assert output.finish_reason == "length"
+    assert output.num_cached_tokens == 0  # the failed step's blocks were not believed
+
+
+def test_a_resumed_request_goes_on_after_the_tokens_it_has() -> None:
+    scheduler = make_scheduler()
+    request = make_request("a", 6, max_tokens=3)
+    from_before = type(request)(
+        request.request_id,
+        request.prompt_token_ids,
+        request.sampling_params,
+        output_token_ids=[1, 2],
+    )
+    scheduler.add_request(from_before)
+    output = run_step(scheduler)["a"]
+    assert (output.new_token_ids, output.finish_reason) == ([7], "length")

@@ -1,0 +1,93 @@
+"""Greedy answers equal those of Hugging Face transformers, token for token.
+
+The reference has the same dequantized weights in float32, and reads the file with code that
+is not ours. It is asked once for each answer: where each of its likeliest tokens, given all
+tokens before it, is the token that we gave, its own greedy answer is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from octavo_server import LLM, SamplingParams
+from support.prompts import PROMPTS
+
+NUM_TOKENS = 64
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+@contextmanager
+def engine(path: Path, **settings: Any) -> Iterator[LLM]:
+    llm = LLM(str(path), max_model_len=1024, **settings)
+    try:
+        yield llm
+    finally:
+        llm.shutdown()
+
+
+def answers(llm: LLM, prompts: list[str] = PROMPTS) -> list[list[int]]:
+    results = llm.generate(prompts, GREEDY, use_tqdm=False)
+    return [result.outputs[0].token_ids for result in results]
+
+
+@pytest.fixture(scope="module")
+def alone(starter_path: Path) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompt ids and answers, one request after the other, without a prefix cache."""
+    prompt_ids, token_ids = [], []
+    with engine(starter_path, enable_prefix_caching=False) as llm:
+        for prompt in PROMPTS:
+            (result,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+            prompt_ids.append(result.prompt_token_ids)
+            token_ids.append(result.outputs[0].token_ids)
+    return prompt_ids, token_ids
+
+
+def test_answers_equal_those_of_transformers(
+    starter_path: Path, alone: tuple[list[list[int]], list[list[int]]]
+) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(
+        str(starter_path.parent), gguf_file=starter_path.name, dtype=torch.float32
+    )
+    for prompt, prompt_ids, token_ids in zip(PROMPTS, *alone, strict=True):
+        assert len(token_ids) == NUM_TOKENS
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt_ids + token_ids[:-1]])).logits[0]
+        expected = logits[len(prompt_ids) - 1 :].argmax(dim=-1).tolist()
+        assert token_ids == expected, prompt
+
+
+@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize("budget", [16, 512])
+def test_all_at_once(
+    starter_path: Path,
+    alone: tuple[list[list[int]], list[list[int]]],
+    block_size: int,
+    budget: int,
+) -> None:
+    with engine(starter_path, block_size=block_size, max_num_batched_tokens=budget) as llm:
+        assert answers(llm) == alone[1]
+
+
+def test_cold_and_warm_prefix_cache(
+    starter_path: Path, alone: tuple[list[list[int]], list[list[int]]]
+) -> None:
+    with engine(starter_path) as llm:
+        assert answers(llm) == alone[1]
+        cold_hits = llm.engine.scheduler.stats().prefix_cache_hits
+        assert answers(llm) == alone[1]
+        warm_hits = llm.engine.scheduler.stats().prefix_cache_hits - cold_hits
+    assert warm_hits > cold_hits > 0  # some prompts start alike, so even a cold cache helps
+
+
+def test_preemption(starter_path: Path, alone: tuple[list[list[int]], list[list[int]]]) -> None:
+    # One request of the longest kind fits; twenty together need about three times the pool.
+    with engine(starter_path, num_gpu_blocks_override=64) as llm:
+        assert answers(llm) == alone[1]
+        assert llm.engine.scheduler.num_preemptions > 0
