@@ -331,7 +331,8 @@ def test_answer_that_is_none(server: Any, io: Any, reply: Any) -> None:
 
 
 def test_health(server: Any, io: Any, reply: Any) -> None:
-    server.replies.append(reply.json({"stage": "loading weights", "progress": 0.5}, 503))
+    loading = {"status": "loading", "stage": "loading weights", "progress": 0.5}
+    server.replies.append(reply.json(loading, 503))
     health = io.call(server.url, "health")
     assert (health.ready, health.stage, health.progress) == (False, "loading weights", 0.5)
     server.replies.append(reply(200))

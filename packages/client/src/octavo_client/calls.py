@@ -113,12 +113,19 @@ def check_health() -> Call[Health]:
     return _loading_health(response.content)
 
 
+class _Loading(msgspec.Struct):
+    """What a server says of its start-up, if it says anything."""
+
+    stage: str | None = None
+    progress: float | None = None
+
+
 def _loading_health(body: bytes) -> Health:
     """Read how far the start-up is, from whatever a 503 says."""
     try:
-        loading = msgspec.json.decode(body, type=Health)
+        loading = msgspec.json.decode(body, type=_Loading)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        loading = Health()
+        loading = _Loading()
     return Health(ready=False, status=503, stage=loading.stage, progress=loading.progress)
 
 
