@@ -45,7 +45,7 @@ TEST_EXTRAS = {
 
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["tests"]
-nox.options.reuse_existing_virtualenvs = True
+nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 
 # A PYTHONPATH from outside could hide a dependency that a package does not declare.
