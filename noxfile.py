@@ -74,7 +74,7 @@ def tests(session: nox.Session) -> None:
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def alone(session: nox.Session, package: str) -> None:
     """Run one package's tests with that package and what it declares, and nothing else."""
-    arguments = [*folders(with_siblings(package)), *TEST_TOOLS, *TEST_EXTRAS[package]]
+    arguments = [*editable(with_siblings(package)), *TEST_TOOLS, *TEST_EXTRAS[package]]
     install_once(
         Path(session.virtualenv.location),
         arguments,
@@ -176,7 +176,7 @@ def shared_environment(session: nox.Session, *extras: str) -> Path:
     environment = ROOT / ".nox" / "octavo"
     python = python_of(environment)
     pip = (python, "-m", "pip", "install", "-q", *CONSTRAINTS)
-    siblings = [word for folder in folders(PACKAGES) for word in ("-e", folder)]
+    siblings = editable(PACKAGES)
 
     def install_packages() -> None:
         if not Path(python).exists():
@@ -255,6 +255,11 @@ def with_siblings(package: str) -> list[str]:
 def folders(packages: Sequence[str]) -> list[str]:
     """Return the folders of packages, as pip takes them."""
     return [f"{ROOT}/packages/{name}" for name in packages]
+
+
+def editable(packages: Sequence[str]) -> list[str]:
+    """Return pip's arguments that install packages so that edits count at once."""
+    return [word for folder in folders(packages) for word in ("-e", folder)]
 
 
 def python_of(environment: Path) -> str:
