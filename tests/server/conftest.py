@@ -1,18 +1,134 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from octavo_server.starter_model import starter_gguf
 from octavo_server.tokenizer import Tokenizer, load_tokenizer
-from support.gguf_writer import llama_metadata, write_gguf
-from support.spm import SPM_TOKENS
+from support.scripted_engine import write_byte_model
+from support.tiny_models import write_folder, write_spm
+
+_MAIN = """
+import sys
+from octavo_core.config import resolve_config
+from octavo_core.errors import OctavoError
+from octavo_server.front import run_front
+from support import scripted_engine
+
+if __name__ == "__main__":
+    target, *pairs = sys.argv[1:]
+    config = resolve_config(dict(pair.split("=", 1) for pair in pairs))
+    try:
+        sys.exit(run_front(config, getattr(scripted_engine, target)))
+    except OctavoError as error:
+        sys.exit(f"error: {error}")
+"""
+
+
+class FrontUnderTest:
+    """A whole front process on a scripted engine."""
+
+    def __init__(self, folder: Path, target: str, **settings: object) -> None:
+        main = folder / "front_main.py"
+        main.write_text(_MAIN)
+        model = write_byte_model(folder / "model")
+        values = {"model": model, "served_model_name": "bytes", "port": 0, **settings}
+        self.stderr_path = folder / "stderr"
+        paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+        with self.stderr_path.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, main, target, *(f"{k}={v}" for k, v in values.items())],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        self.announcement = ""
+        self.url = ""
+
+    def wait_ready(self) -> FrontUnderTest:
+        assert self.process.stdout is not None
+        self.announcement = self.process.stdout.readline() + self.process.stdout.readline()
+        assert "http://" in self.announcement, self.stderr
+        self.url = self.announcement.splitlines()[0].split()[-1]
+        return self
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_path.read_text()
+
+    def engine_pid(self) -> int:
+        from support.server import children_of, command_line
+
+        children = children_of(self.process.pid)
+        (pid,) = [pid for pid in children if "spawn_main" in command_line(pid)]
+        return pid
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(timeout=20)
+        finally:
+            self.process.kill()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+    def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=20, **kwargs)
+
+    def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """Stream a request, check the frame around it, and return its events."""
+        response = self.post(path, body | {"stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *events, done, rest = response.text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    """A front for the tests of one file that only talk to it."""
+    running = FrontUnderTest(
+        tmp_path_factory.mktemp("front"), "run_scripted_engine", max_num_queued_reqs=64
+    )
+    try:
+        yield running.wait_ready()
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def start_front(tmp_path: Path) -> Iterator[Any]:
+    """Start a front with its own settings; all are stopped after the test."""
+    started: list[FrontUnderTest] = []
+
+    def start(target: str = "run_scripted_engine", **settings: object) -> FrontUnderTest:
+        folder = tmp_path / f"front{len(started)}"
+        folder.mkdir()
+        started.append(FrontUnderTest(folder, target, **settings))
+        return started[-1]
+
+    yield start
+    for front in started:
+        front.stop()
+
+
+def wait_for(condition: Any, timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +144,6 @@ def starter_tokenizer(starter_path: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def spm_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GGUF file with a small SentencePiece vocabulary with byte fallback."""
     return write_spm(tmp_path_factory.mktemp("spm") / "spm.gguf")
 
 
@@ -37,71 +152,7 @@ def spm_tokenizer(spm_path: Path) -> Tokenizer:
     return load_tokenizer(spm_path)
 
 
-def write_spm(path: Path, **changes: Any) -> Path:
-    tokens, scores, types = zip(*SPM_TOKENS, strict=True)
-    metadata = llama_metadata(
-        **{
-            "tokenizer.ggml.model": "llama",
-            "tokenizer.ggml.tokens": list(tokens),
-            "tokenizer.ggml.scores": list(scores),
-            "tokenizer.ggml.token_type": list(types),
-            "tokenizer.ggml.unknown_token_id": 0,
-            **changes,
-        }
-    )
-    return write_gguf(path, {k: v for k, v in metadata.items() if v is not None}, {})
-
-
-def byte_level_backend() -> tokenizers.Tokenizer:
-    """A byte-level BPE without merges: every byte is a token; then two control tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[])
-    )
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
-    return backend
-
-
 @pytest.fixture
 def make_folder(tmp_path: Path) -> Callable[..., Path]:
-    """Make a model folder: a tokenizer, a tiny config.json, and weights that are empty."""
-
-    def make(**files: Any) -> Path:
-        folder = tmp_path / "model"
-        folder.mkdir()
-        byte_level_backend().save(str(folder / "tokenizer.json"))
-        (folder / "model.safetensors").write_bytes(b"")
-        contents = {
-            "config": {
-                "architectures": ["LlamaForCausalLM"],
-                "num_hidden_layers": 1,
-                "hidden_size": 8,
-                "intermediate_size": 16,
-                "num_attention_heads": 1,
-                "num_key_value_heads": 1,
-                "vocab_size": 1000,
-                "max_position_embeddings": 4096,
-                "eos_token_id": 999,
-            },
-            "tokenizer_config": {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "bos_token": "<s>",
-                "eos_token": {"content": "</s>"},
-            },
-            **files,
-        }
-        for name, content in contents.items():
-            if content is None:
-                continue
-            (folder / f"{name}.json").write_text(json.dumps(content))
-        return folder
-
-    return make
-
-
-@pytest.fixture
-def server_spm() -> Callable[..., Path]:
-    """Write a SentencePiece GGUF file with some metadata changed."""
-    return write_spm
+    """`write_folder` for one folder of the test's own."""
+    return lambda **files: write_folder(tmp_path / "model", **files)

@@ -15,6 +15,7 @@ from octavo_server import gguf_tokenizer
 from octavo_server.tokenizer import Tokenizer, load_tokenizer
 from support import spm
 from support.gguf_writer import llama_metadata, write_gguf
+from support.tiny_models import write_spm
 
 TEXTS = [
     "",
@@ -101,8 +102,8 @@ def test_sentencepiece_adds_bos_and_restores_the_text(spm_tokenizer: Tokenizer) 
     assert spm_tokenizer.decode(ids) == "I am testing the spaces 🫠"
 
 
-def test_flags_of_the_file_are_heeded(tmp_path: Path, server_spm: Any) -> None:
-    path = server_spm(
+def test_flags_of_the_file_are_heeded(tmp_path: Path) -> None:
+    path = write_spm(
         tmp_path / "m.gguf",
         **{
             "tokenizer.ggml.add_bos_token": False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,7 +16,6 @@ import pytest
 from octavo_core.errors import ConfigError, InvalidRequestError, ModelError, RequestFailedError
 from octavo_core.scheduler_output import SchedulerOutput
 from octavo_server import LLM, SamplingParams
-from octavo_server.llm import default_sampling_params
 from support.engine_fakes import FakeExecutor, expected_output
 
 BLOCK_SIZE = 16
@@ -190,9 +188,18 @@ def test_wrong_settings(executor: Executor) -> None:
         LLM("/no/such")
 
 
-def test_defaults_come_from_the_model(tmp_path: Path) -> None:
-    assert default_sampling_params(tmp_path / "m.gguf") == SamplingParams()
-    assert default_sampling_params(tmp_path) == SamplingParams()
-    content = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": True, "min_p": None}
-    (tmp_path / "generation_config.json").write_text(json.dumps(content))
-    assert default_sampling_params(tmp_path) == SamplingParams(temperature=0.6, top_p=0.9, top_k=20)
+def test_defaults_come_from_the_model(
+    executor: Executor, make_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(generation_config={"temperature": 0.6, "top_k": 20, "top_p": None})
+    seen: list[SamplingParams] = []
+    with LLM(str(folder)) as llm:
+        add_request = llm.engine.add_request
+        monkeypatch.setattr(
+            llm.engine,
+            "add_request",
+            lambda request: (seen.append(request.sampling_params), add_request(request)),
+        )
+        llm.generate("a", use_tqdm=False)
+        llm.generate("a", SamplingParams(), use_tqdm=False)
+    assert [(p.temperature, p.top_k, p.top_p) for p in seen] == [(0.6, 20, 1.0), (1.0, 0, 1.0)]
