@@ -96,8 +96,10 @@ class ModelRunner:
     @torch.inference_mode()
     def _execute(self, scheduler_output: SchedulerOutput) -> _ComputedStep:
         self.batch.apply(scheduler_output)
-        model_input = self.prepare_input(scheduler_output)
         slots = np.array(scheduler_output.slots, np.int64)
+        if len(slots) == 0:  # a step that only frees slots
+            return _ComputedStep(scheduler_output.step_id, 0, slots, slots, torch.empty(0))
+        model_input = self.prepare_input(scheduler_output)
         metadata = model_input.metadata
         # Where the last known token is computed, the next one can be sampled.
         complete = np.array(metadata.host_seq_lens, np.int64) == self.batch.num_tokens[slots]
