@@ -4,14 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from octavo_server.starter_model import starter_gguf
+from octavo_server.tokenizer import Tokenizer, load_tokenizer
 from support.scripted_engine import write_byte_model
+from support.tiny_models import write_folder, write_spm
 
 _MAIN = """
 import sys
@@ -115,3 +118,30 @@ def start_front(tmp_path: Path) -> Iterator[Any]:
     yield start
     for front in started:
         front.stop()
+
+
+@pytest.fixture(scope="session")
+def starter_path() -> Path:
+    """The starter model's file, fetched once."""
+    return starter_gguf()
+
+
+@pytest.fixture(scope="session")
+def starter_tokenizer(starter_path: Path) -> Tokenizer:
+    return load_tokenizer(starter_path)
+
+
+@pytest.fixture(scope="session")
+def spm_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_spm(tmp_path_factory.mktemp("spm") / "spm.gguf")
+
+
+@pytest.fixture(scope="session")
+def spm_tokenizer(spm_path: Path) -> Tokenizer:
+    return load_tokenizer(spm_path)
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> Callable[..., Path]:
+    """`write_folder` for one folder of the test's own."""
+    return lambda **files: write_folder(tmp_path / "model", **files)

@@ -7,6 +7,7 @@ byte ``i`` of a 4-bit block holds weight ``i`` in its low half and ``i + 16`` in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,47 +20,62 @@ DEQUANTIZABLE_TYPES = (*_PLAIN, *_BLOCK_BYTES)
 """Names of the tensor types that `dequantize` knows."""
 
 
-def dequantize(data: Tensor, type_name: str, shape: Sequence[int]) -> Tensor:
+def dequantize(
+    data: Tensor, type_name: str, shape: Sequence[int], out: Tensor | None = None
+) -> Tensor:
     """Unpack one tensor.
 
     Args:
         data: ``[num_bytes]`` uint8, as it lies in the file.
         type_name: GGUF type, one of `DEQUANTIZABLE_TYPES`.
         shape: Shape of the result, outermost dimension first.
+        out: Where to put the result: contiguous, of that shape, on the device of `data`.
+            If it is float32, no other memory of that size is touched, which halves the
+            time that a large tensor takes.
 
     Returns:
-        Float32 of that shape. F32 data is not copied.
+        `out`, or a new float32 tensor.
 
     Raises:
         ValueError: The type is not supported, or the bytes don't fill the shape.
     """
+    block_weights, block_bytes = _block(type_name)
+    num_blocks, rest = divmod(data.numel(), block_bytes)
+    if rest or num_blocks * block_weights != math.prod(shape):
+        raise ValueError(f"{data.numel()} bytes of {type_name} do not fill the shape {list(shape)}")
+    if out is not None and out.dtype != torch.float32:
+        return out.copy_(dequantize(data, type_name, shape))
+    if out is None:
+        out = torch.empty(tuple(shape), dtype=torch.float32, device=data.device)
     if type_name in _PLAIN:
-        weights = data.view(_PLAIN[type_name]).float()
-    elif type_name in _BLOCK_BYTES:
-        weights = _unpack(data.view(-1, _BLOCK_BYTES[type_name]), type_name)
-    else:
-        known = ", ".join(DEQUANTIZABLE_TYPES)
-        raise ValueError(f"tensor type {type_name} is not supported; supported: {known}")
-    num_weights = 1
-    for dimension in shape:
-        num_weights *= dimension
-    if weights.numel() != num_weights:
-        raise ValueError(f"{len(data)} bytes of {type_name} do not fill the shape {list(shape)}")
-    return weights.view(tuple(shape))
+        return out.copy_(data.view(_PLAIN[type_name]).view(out.shape))
+    _unpack(data.view(num_blocks, block_bytes), type_name, out.view(num_blocks, block_weights))
+    return out
 
 
-def _unpack(blocks: Tensor, type_name: str) -> Tensor:
+def _block(type_name: str) -> tuple[int, int]:
+    """Return the weights and the bytes of a block."""
+    if type_name in _PLAIN:
+        return 1, _PLAIN[type_name].itemsize
+    if type_name in _BLOCK_BYTES:
+        return 32, _BLOCK_BYTES[type_name]
+    known = ", ".join(DEQUANTIZABLE_TYPES)
+    raise ValueError(f"tensor type {type_name} is not supported; supported: {known}")
+
+
+def _unpack(blocks: Tensor, type_name: str, weights: Tensor) -> None:
     """Turn ``[num_blocks, block_bytes]`` uint8 into ``[num_blocks, 32]`` float32."""
     scale = _halves(blocks, 0)  # [num_blocks, 1]
     if type_name == "Q8_0":
-        return blocks[:, 2:].view(torch.int8) * scale
+        torch.mul(blocks[:, 2:].view(torch.int8), scale, out=weights)
+        return
     packed = blocks[:, -16:]
-    weights = blocks.new_empty(len(blocks), 32, dtype=torch.float32)
     weights[:, :16] = packed & 15
     weights[:, 16:] = packed >> 4
     if type_name == "Q4_0":
-        return weights.sub_(8).mul_(scale)
-    return weights.mul_(scale).add_(_halves(blocks, 2))
+        weights.sub_(8).mul_(scale)
+    else:
+        weights.mul_(scale).add_(_halves(blocks, 2))
 
 
 def _halves(blocks: Tensor, offset: int) -> Tensor:

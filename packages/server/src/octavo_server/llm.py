@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -25,13 +24,14 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from octavo_core.config import resolve_config
 from octavo_core.errors import InvalidRequestError
-from octavo_core.model_spec import read_json, read_model_spec
+from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreRequest
 from octavo_server.input_processor import InputProcessor
 from octavo_server.model_source import resolve_model
 from octavo_server.output_processor import OutputProcessor
 from octavo_server.request_output import OutputAccumulator, OutputDelta, RequestOutput
+from octavo_server.sampling_defaults import read_sampling_defaults
 from octavo_server.tokenizer import load_tokenizer
 
 Prompt = str | list[int]
@@ -66,7 +66,7 @@ class LLM:
         config = config.replace("the model's location", model_path=str(resolved.path))
         spec = read_model_spec(resolved.path)
         self.tokenizer = load_tokenizer(resolved.path)
-        self._default_params = default_sampling_params(resolved.path)
+        self._default_params = SamplingParams(**read_sampling_defaults(resolved.path))
         self._output_processor = OutputProcessor(self.tokenizer)
         self._input_processor = InputProcessor(
             self.tokenizer, spec, config.model.max_model_len or spec.max_position_embeddings
@@ -289,21 +289,6 @@ def _interrupts_held() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if held:
         handler(*held[0])
-
-
-def default_sampling_params(model_path: Path) -> SamplingParams:
-    """Return the parameters that a model's generation_config.json recommends.
-
-    Raises:
-        ModelError: The file is damaged.
-        InvalidRequestError: It recommends what can't be used.
-    """
-    if not model_path.is_dir():
-        return SamplingParams()
-    config = read_json(model_path / "generation_config.json", {})
-    names = ("temperature", "top_p", "top_k", "min_p")
-    values = {name: config[name] for name in names if config.get(name) is not None}
-    return SamplingParams(**values)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

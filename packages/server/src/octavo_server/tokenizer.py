@@ -234,15 +234,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _load_folder(folder: Path) -> Tokenizer:
+    # Whether BOS is added is up to tokenizer.json: like transformers, we don't ask the
+    # add_bos_token of tokenizer_config.json, which is often stale.
     backend = _read_backend(folder / "tokenizer.json")
     config = read_json(folder / "tokenizer_config.json", {})
     special = read_json(folder / "special_tokens_map.json", {})
     bos_token = _token_text(config, special, "bos_token")
     eos_token = _token_text(config, special, "eos_token")
-    if isinstance(config.get("add_bos_token"), bool):
-        # As in transformers: the flag overrides what tokenizer.json says.
-        add_bos, add_eos = config["add_bos_token"], config.get("add_eos_token") is True
-        set_bos_eos(backend, bos_token if add_bos else None, eos_token if add_eos else None)
     return Tokenizer(
         backend,
         bos_token=bos_token,

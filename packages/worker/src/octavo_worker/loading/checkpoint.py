@@ -24,13 +24,15 @@ class Checkpoint(Protocol):
         """Return a tensor's shape without reading its data."""
         ...
 
-    def read(self, name: str) -> Tensor:
-        """Return a tensor on the CPU, in a floating-point type.
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Copy a tensor to `out`, converted to its type.
 
-        It may lie in the mapped file: copy it before the checkpoint is closed.
+        Args:
+            name: One of ``names``.
+            out: Contiguous, of the tensor's shape, on any device.
 
         Raises:
-            ModelError: The type is not supported, or the file is damaged.
+            ModelError: The stored type is not supported, or the file is damaged.
         """
         ...
 

@@ -62,8 +62,8 @@ class GGUFCheckpoint:
         """Return a tensor's shape."""
         return self._tensors[name].shape
 
-    def read(self, name: str) -> Tensor:
-        """Unpack one tensor; float32.
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Unpack one tensor to `out`.
 
         Raises:
             ModelError: Its type is not supported; the message names it.
@@ -75,22 +75,32 @@ class GGUFCheckpoint:
                 f"supported yet; supported: {', '.join(DEQUANTIZABLE_TYPES)}.",
                 field=info.name,
             )
-        weights = dequantize(self._bytes(info), info.type.name, info.shape)
-        if ".self_attn.q_proj." in name:
-            return _to_halves(weights, self._spec.num_attention_heads)
-        if ".self_attn.k_proj." in name:
-            return _to_halves(weights, self._spec.num_key_value_heads)
-        return weights
+        num_heads = self._num_rotated_heads(name)
+        if num_heads is not None:
+            out.copy_(_to_halves(self._unpack(info), num_heads))
+        elif out.device.type == "cpu":
+            self._unpack(info, out)
+        else:
+            out.copy_(self._unpack(info))
 
     def close(self) -> None:
         """Let go of the file."""
         # The map ends when the last tensor over it does; closing it under one would crash.
         del self._data
 
-    def _bytes(self, info: TensorInfo) -> Tensor:
-        return torch.frombuffer(
+    def _num_rotated_heads(self, name: str) -> int | None:
+        """Return the heads of a query or key projection, whose rows need reordering."""
+        if ".self_attn.q_proj." in name:
+            return self._spec.num_attention_heads
+        if ".self_attn.k_proj." in name:
+            return self._spec.num_key_value_heads
+        return None
+
+    def _unpack(self, info: TensorInfo, out: Tensor | None = None) -> Tensor:
+        data = torch.frombuffer(
             self._data, dtype=torch.uint8, count=info.num_bytes, offset=info.offset
         )
+        return dequantize(data, info.type.name, info.shape, out)
 
 
 def _checkpoint_name(name: str) -> str:

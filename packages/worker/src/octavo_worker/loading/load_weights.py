@@ -85,7 +85,7 @@ def _load_entry(
     tensor = torch.empty((rows, *entry.parts[0].shape[1:]), dtype=dtype, device=device)
     first = 0
     for part in entry.parts:
-        tensor[first : first + part.shape[0]].copy_(_read(part, checkpoint))
+        _read(part, checkpoint, tensor[first : first + part.shape[0]])
         first += part.shape[0]
     # A fine-tune may have stored its head though it is tied; if it was trained apart, it
     # counts, as in transformers. If it is the same, it need not be there twice.
@@ -94,7 +94,7 @@ def _load_entry(
     return tensor
 
 
-def _read(part: WeightPart, checkpoint: Checkpoint) -> Tensor:
+def _read(part: WeightPart, checkpoint: Checkpoint, out: Tensor) -> None:
     place = checkpoint.place(part.name)
     if part.name not in checkpoint.names:
         raise ModelError(f"{place}: tensor {part.name} is missing.", field=part.name)
@@ -105,7 +105,7 @@ def _read(part: WeightPart, checkpoint: Checkpoint) -> Tensor:
             f"asks for {list(part.shape)}.",
             field=part.name,
         )
-    return checkpoint.read(part.name)
+    checkpoint.read_into(part.name, out)
 
 
 def _check_nothing_left_over(

@@ -53,8 +53,8 @@ class SafetensorsCheckpoint:
         """Return a tensor's shape."""
         return tuple(self._slice(name).get_shape())
 
-    def read(self, name: str) -> Tensor:
-        """Read one tensor as it is stored.
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Copy one tensor to `out`, converted to its type.
 
         Raises:
             ModelError: It is not of a floating-point type.
@@ -66,8 +66,7 @@ class SafetensorsCheckpoint:
                 f"supported: {', '.join(_FLOATS)}.",
                 field=name,
             )
-        tensor: Tensor = self._open(self._shards[name]).get_tensor(name)
-        return tensor
+        out.copy_(self._open(self._shards[name]).get_tensor(name))
 
     def close(self) -> None:
         """Let go of the files."""

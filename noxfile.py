@@ -1,0 +1,272 @@
+"""How to serve, test, check, build and measure Octavo. This file is the manual.
+
+    nox -s serve -- --port 8001        install what is needed and serve the starter model
+    nox -s tests -- tests/core -k pool run the tests, or some of them
+    nox -s "alone(core)"               run one package's tests with its own dependencies only
+    nox -s lint types                  style, import rules and types
+    nox -s wheels                      build the five wheels and serve from them alone
+    nox -s bench -- startup            run bench/startup.py
+
+An environment is installed once. It is installed again when a pyproject.toml, a
+constraints file, a version or the Python changes, and only then, so that the
+second `nox -s serve` is up as fast as `octavo serve` itself.
+
+Only pip and folders of this repository are used: the five packages are always
+given to one pip command together, so no registry is asked for an octavo package.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PACKAGES = ("core", "kernels", "worker", "server", "client")
+CONSTRAINTS = ("-c", "constraints/cpu.txt", "-c", "constraints/test.txt")
+BUILD_BACKEND = ("hatchling", "editables")
+TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
+# What a package's tests compare it with, beyond TEST_TOOLS.
+TEST_EXTRAS = {
+    "core": (),
+    "kernels": ("gguf",),
+    "worker": ("gguf", "transformers"),
+    "server": ("gguf", "openai", "transformers"),
+    "client": (),
+}
+
+nox.needs_version = ">=2024.4.15"
+nox.options.sessions = ["tests"]
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+
+# A PYTHONPATH from outside could hide a dependency that a package does not declare.
+os.environ.pop("PYTHONPATH", None)
+
+
+@nox.session(venv_backend="none")
+def serve(session: nox.Session) -> None:
+    """Start the server: `nox -s serve -- [MODEL] [flags of octavo serve]`."""
+    environment = shared_environment(session)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The server takes this process over, so a SIGTERM or Ctrl-C reaches it and nothing else.
+    octavo = str(environment / "bin" / "octavo")
+    os.execv(octavo, [octavo, "serve", *session.posargs])
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Run the tests: `nox -s tests -- [arguments of pytest]`."""
+    environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
+    session.run(python_of(environment), "-m", "pytest", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="virtualenv")
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def alone(session: nox.Session, package: str) -> None:
+    """Run one package's tests with that package and what it declares, and nothing else."""
+    arguments = [*editable(with_siblings(package)), *TEST_TOOLS, *TEST_EXTRAS[package]]
+    install_once(
+        Path(session.virtualenv.location),
+        arguments,
+        # Most of what is compiled at installation is never imported here.
+        lambda: session.install("-q", "--no-compile", *CONSTRAINTS, *arguments),
+    )
+    if package == "core":
+        session.run("python", "-c", TORCH_IS_ABSENT)
+    session.run("python", "-m", "pytest", f"tests/{package}", *session.posargs)
+
+
+@nox.session(venv_backend="virtualenv")
+def lint(session: nox.Session) -> None:
+    """Check style (ruff), formatting (ruff) and who may import whom (import-linter)."""
+    tools = ["ruff", "import-linter"]
+    install_once(
+        Path(session.virtualenv.location),
+        tools,
+        lambda: session.install("-q", *CONSTRAINTS, *tools),
+    )
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    # The import rules are read off the source; nothing of it has to be installed.
+    sources = os.pathsep.join(str(ROOT / "packages" / name / "src") for name in PACKAGES)
+    session.run("lint-imports", env={"PYTHONPATH": sources})
+
+
+@nox.session(venv_backend="none")
+def types(session: nox.Session) -> None:
+    """Check the types of every package (mypy, strict)."""
+    environment = shared_environment(session, "mypy")
+    for package in PACKAGES:
+        source = f"packages/{package}/src"
+        session.run(python_of(environment), "-m", "mypy", source, external=True)
+
+
+@nox.session(venv_backend="virtualenv")
+def wheels(session: nox.Session) -> None:
+    """Build the five wheels, install them into a new environment and serve from them alone."""
+    built = ROOT / "dist"
+    shutil.rmtree(built, ignore_errors=True)
+    session.install("-q", *CONSTRAINTS, *BUILD_BACKEND)
+    session.run(
+        *("python", "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"),
+        *("-w", str(built), *folders(PACKAGES)),
+    )
+    files = sorted(str(path) for path in built.glob("*.whl"))
+    if len(files) != len(PACKAGES):
+        session.error(f"{len(files)} wheels were built, expected {len(PACKAGES)}: {files}")
+
+    environment = ROOT / ".nox" / "from-wheels"
+    shutil.rmtree(environment, ignore_errors=True)
+    create_environment(session, environment)
+    python = python_of(environment)
+    pip = (python, "-m", "pip", "install", "-q", "--no-compile", *CONSTRAINTS)
+    session.run(*pip, *files, external=True)
+    # Away from the repository, so that nothing of it can be imported by chance.
+    session.chdir(session.create_tmp())
+    session.run(python, "-c", ALL_COME_FROM_WHEELS, external=True)
+    session.run(str(environment / "bin" / "octavo"), "--version", external=True)
+    startup = str(ROOT / "bench" / "startup.py")
+    session.run(python, startup, "--runs", "1", "--limit", "300", external=True)
+
+
+@nox.session(venv_backend="none")
+def bench(session: nox.Session) -> None:
+    """Measure: `nox -s bench -- NAME [its flags]` runs bench/NAME.py."""
+    names = sorted(path.stem for path in (ROOT / "bench").glob("*.py"))
+    if not session.posargs or session.posargs[0] not in names:
+        session.error(f"name a benchmark: {', '.join(names)}")
+    name, *flags = session.posargs
+    environment = shared_environment(session)
+    session.run(python_of(environment), f"bench/{name}.py", *flags, external=True)
+
+
+TORCH_IS_ABSENT = """
+import importlib.util
+import octavo_core
+found = [name for name in ("torch", "numpy") if importlib.util.find_spec(name)]
+assert not found, f"octavo-core brought {found} along"
+"""
+
+ALL_COME_FROM_WHEELS = """
+import importlib
+for name in ("core", "kernels", "worker", "server", "client"):
+    module = importlib.import_module("octavo_" + name)
+    assert "site-packages" in module.__file__, module.__file__
+    print(module.__name__, module.__version__)
+"""
+
+
+def shared_environment(session: nox.Session, *extras: str) -> Path:
+    """Return an environment with the five packages, editable, and `extras`.
+
+    `serve`, `tests`, `types` and `bench` share it: torch alone is most of a
+    gigabyte and of a minute, and whether the packages hide a dependency is what
+    `alone` and `wheels` find out.
+    """
+    environment = ROOT / ".nox" / "octavo"
+    python = python_of(environment)
+    pip = (python, "-m", "pip", "install", "-q", *CONSTRAINTS)
+    siblings = editable(PACKAGES)
+
+    def install_packages() -> None:
+        if not Path(python).exists():
+            create_environment(session, environment)
+        session.log("Installing Octavo and what it needs; torch takes a minute or two.")
+        session.run(*pip, *BUILD_BACKEND, external=True)
+        session.run(*pip, "--no-build-isolation", *siblings, external=True)
+
+    def install_extras() -> None:
+        session.run(*pip, *extras, external=True)
+
+    with locked(environment):
+        install_once(environment, siblings, install_packages)
+        if extras:
+            install_once(environment, extras, install_extras)
+    return environment
+
+
+def create_environment(session: nox.Session, environment: Path) -> None:
+    """Make an empty environment, with the virtualenv that nox brings along."""
+    session.run(sys.executable, "-m", "virtualenv", "-q", str(environment), external=True)
+
+
+def install_once(environment: Path, what: Sequence[str], install: Callable[[], None]) -> None:
+    """Call `install` unless it was called before for the same things.
+
+    What an environment holds is kept as a digest in a file of its own inside it,
+    one for each `what`.
+    """
+    name = hashlib.sha256(repr(list(what)).encode()).hexdigest()[:16]
+    stamp = environment / f"installed-{name}"
+    digest = installation_digest()
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    # Whatever goes wrong from here on, the environment must not pass for complete.
+    stamp.unlink(missing_ok=True)
+    install()
+    stamp.write_text(digest)
+
+
+def installation_digest() -> str:
+    """Digest of all that decides what an installation holds."""
+    digest = hashlib.sha256(sys.version.encode())
+    files = [
+        *ROOT.glob("packages/*/pyproject.toml"),
+        *ROOT.glob("constraints/*.txt"),
+        Path(__file__),
+    ]
+    for path in sorted(files):
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted(ROOT.glob("packages/*/src/*/__init__.py")):
+        digest.update(repr(re.findall(r"^__version__ = .*", path.read_text(), re.M)).encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def locked(environment: Path) -> Iterator[None]:
+    """Keep two sessions from installing into one environment at once."""
+    environment.parent.mkdir(exist_ok=True)
+    with open(environment.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def with_siblings(package: str) -> list[str]:
+    """Return `package` and the octavo packages that it needs, however indirectly."""
+    found = [package]
+    for name in found:
+        text = (ROOT / "packages" / name / "pyproject.toml").read_text()
+        for sibling in re.findall(r'"octavo-(\w+)==', text):
+            if sibling not in found:
+                found.append(sibling)
+    return found
+
+
+def folders(packages: Sequence[str]) -> list[str]:
+    """Return the folders of packages, as pip takes them."""
+    return [f"{ROOT}/packages/{name}" for name in packages]
+
+
+def editable(packages: Sequence[str]) -> list[str]:
+    """Return pip's arguments that install packages so that edits count at once."""
+    return [word for folder in folders(packages) for word in ("-e", folder)]
+
+
+def python_of(environment: Path) -> str:
+    """Return the Python of an environment."""
+    return str(environment / "bin" / "python")
+
+
+def all_test_extras() -> list[str]:
+    """Return what the tests of any package need."""
+    return sorted({name for extras in TEST_EXTRAS.values() for name in extras})

@@ -1,0 +1,169 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar, Unpack
+
+import httpx
+
+from octavo_client import calls
+from octavo_client.calls import Call, Effect, Sleep
+from octavo_client.connection import ClientSettings
+from octavo_client.requests import (
+    ChatOptions,
+    CompletionOptions,
+    HTTPRequest,
+    Message,
+    Prompt,
+    chat_request,
+    completion_request,
+)
+from octavo_client.responses import ChatCompletion, ChatCompletionChunk, Completion, Health, Model
+from octavo_client.stream import Stream
+
+T = TypeVar("T")
+
+
+class Client:
+    """Talks to one server. May be shared by threads.
+
+    Args:
+        base_url: Where the server listens; a ``/v1`` at the end makes no difference.
+        api_key: Sent as a bearer token.
+        timeout: Seconds without a byte from the server before a request fails.
+        connect_timeout: Seconds until a connection must be there.
+        max_retries: Most further tries, when no connection was made or the server
+            refused with 429 or 503. A stream that has begun is never repeated.
+
+    Raises:
+        ValueError: `base_url` is no http or https URL.
+    """
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8000",
+        *,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        connect_timeout: float = 5.0,
+        max_retries: int = 2,
+    ) -> None:
+        self._settings = ClientSettings(base_url, api_key, timeout, connect_timeout, max_retries)
+        self._http = httpx.Client(**self._settings.http_arguments())
+
+    def complete(
+        self, prompt: Prompt, *, model: str | None = None, **options: Unpack[CompletionOptions]
+    ) -> Completion:
+        """Continue `prompt` and return the whole answer.
+
+        Args:
+            model: Name of the model; None leaves it to the server.
+            options: See `CompletionOptions` and `SamplingOptions`.
+
+        Raises:
+            APIError: The server refused or failed.
+            APIConnectionError: There was no answer.
+        """
+        request = completion_request(prompt, model, options)
+        return self._run(calls.fetch(request, self._settings.retry, Completion))
+
+    def stream_complete(
+        self, prompt: Prompt, *, model: str | None = None, **options: Unpack[CompletionOptions]
+    ) -> Stream[Completion]:
+        """Continue `prompt`, chunk by chunk. Arguments and errors as `complete`."""
+        return self._stream(completion_request(prompt, model, options, stream=True), Completion)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> ChatCompletion:
+        """Answer the last of `messages` and return the whole answer.
+
+        Args:
+            messages: The conversation so far, oldest first.
+            model: Name of the model; None leaves it to the server.
+            options: See `ChatOptions` and `SamplingOptions`.
+
+        Raises:
+            APIError: The server refused or failed.
+            APIConnectionError: There was no answer.
+        """
+        request = chat_request(messages, model, options)
+        return self._run(calls.fetch(request, self._settings.retry, ChatCompletion))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Stream[ChatCompletionChunk]:
+        """Answer the last of `messages`, chunk by chunk. Arguments and errors as `chat`."""
+        return self._stream(
+            chat_request(messages, model, options, stream=True), ChatCompletionChunk
+        )
+
+    def models(self) -> list[Model]:
+        """Return the models that the server answers for."""
+        return self._run(calls.list_models(self._settings.retry))
+
+    def health(self) -> Health:
+        """Ask once whether the server is ready. See `calls.check_health`."""
+        return self._run(calls.check_health())
+
+    def wait_until_ready(
+        self,
+        timeout: float = 600.0,
+        *,
+        interval: float = 0.1,
+        on_progress: Callable[[Health], None] | None = None,
+    ) -> Health:
+        """Return when the server is ready. See `calls.wait_until_ready`."""
+        return self._run(calls.wait_until_ready(timeout, interval, on_progress))
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _stream(self, request: HTTPRequest, chunk_type: type[T]) -> Stream[T]:
+        def open_response() -> httpx.Response:
+            return self._run(calls.open_response(request, self._settings.retry, stream=True))
+
+        return Stream(open_response, chunk_type)
+
+    def _run(self, call: Call[T]) -> T:
+        """Carry out the effects of `call` and return what it returns."""
+        result: Any = None
+        error: Exception | None = None
+        try:
+            while True:
+                effect = call.send(result) if error is None else call.throw(error)
+                result = error = None
+                try:
+                    result = self._perform(effect)
+                except httpx.RequestError as raised:
+                    error = raised
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+    def _perform(self, effect: Effect) -> httpx.Response | None:
+        if isinstance(effect, Sleep):
+            time.sleep(effect.seconds)
+            return None
+        request = self._http.build_request(**self._settings.request_arguments(effect.request))
+        response = self._http.send(request, stream=effect.stream)
+        if not response.is_success:
+            response.read()
+        return response

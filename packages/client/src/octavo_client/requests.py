@@ -1,0 +1,119 @@
+"""What a caller may ask for, and the HTTP requests that carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import msgspec
+
+Message = Mapping[str, Any]
+"""One message of a chat: ``{"role": "user", "content": "Hello"}``."""
+
+Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+"""A text or its token ids, or several of them."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Options that completions and chat share. What is left out is the server's default.
+
+    Attributes:
+        n: How many answers.
+        stop: Strings that end the text.
+        extra_body: Further fields of the request, for servers that know more.
+        timeout: Seconds without a byte from the server, instead of the client's own.
+    """
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    n: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    min_tokens: int
+    skip_special_tokens: bool
+    return_token_ids: bool
+    cache_salt: str
+    priority: int
+    extra_body: Mapping[str, Any]
+    timeout: float
+
+
+class CompletionOptions(SamplingOptions, total=False):
+    """Options of a completion.
+
+    Attributes:
+        logprobs: How many of the likeliest tokens to report at each position.
+        echo: Begin the text with the prompt.
+    """
+
+    logprobs: int
+    echo: bool
+
+
+class ChatOptions(SamplingOptions, total=False):
+    """Options of a chat.
+
+    Attributes:
+        logprobs: Whether to report log-probabilities.
+        top_logprobs: How many of the likeliest tokens to report at each position.
+    """
+
+    max_completion_tokens: int
+    logprobs: bool
+    top_logprobs: int
+    add_generation_prompt: bool
+    chat_template_kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class HTTPRequest:
+    """One HTTP request, before any connection.
+
+    Attributes:
+        path: Below the server's root, for example ``/v1/models``.
+        content: JSON body.
+        timeout: Seconds without a byte from the server; None means the client's own.
+    """
+
+    method: str
+    path: str
+    content: bytes | None = None
+    timeout: float | None = None
+
+
+def completion_request(
+    prompt: Prompt, model: str | None, options: CompletionOptions, *, stream: bool = False
+) -> HTTPRequest:
+    """Build ``POST /v1/completions``."""
+    return _generation("/v1/completions", {"prompt": prompt}, model, options, stream)
+
+
+def chat_request(
+    messages: Sequence[Message], model: str | None, options: ChatOptions, *, stream: bool = False
+) -> HTTPRequest:
+    """Build ``POST /v1/chat/completions``."""
+    return _generation("/v1/chat/completions", {"messages": messages}, model, options, stream)
+
+
+def _generation(
+    path: str, body: dict[str, Any], model: str | None, options: Mapping[str, Any], stream: bool
+) -> HTTPRequest:
+    fields = dict(options)
+    timeout = fields.pop("timeout", None)
+    extra_body = fields.pop("extra_body", {})
+    if model is not None:
+        body["model"] = model
+    body.update(fields)
+    if stream:
+        body["stream"] = True
+        # Usage costs one chunk more, and without it a stream tells less than a whole answer.
+        body["stream_options"] = {"include_usage": True}
+    body.update(extra_body)
+    return HTTPRequest("POST", path, msgspec.json.encode(body), timeout)
