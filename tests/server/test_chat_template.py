@@ -46,6 +46,10 @@ def test_renders_as_transformers_does(template: str) -> None:
     assert compiled.render(MESSAGES, tools=TOOLS, **options) == expected[0]
 
 
+def test_documents() -> None:
+    assert ChatTemplate("{{ documents[0] }}").render(MESSAGES, documents=["d"]) == "d"
+
+
 def test_starter_model(starter_tokenizer: Tokenizer) -> None:
     template = ChatTemplate(starter_tokenizer.chat_template or "")
     text = template.render([{"role": "user", "content": "hi"}])

@@ -199,6 +199,7 @@ def test_special_id_outside_the_vocabulary_is_ignored(
     assert tokenizer.eos_token_ids == ()
     assert tokenizer.bos_token_id == 257
     assert "eos_token_id is 32000, outside the vocabulary of 258 tokens" in caplog.text
+    assert len(caplog.records) == 1
 
 
 # The cache

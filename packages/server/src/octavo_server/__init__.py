@@ -7,8 +7,9 @@ wait for a tokenizer library or an HTTP framework.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+# Not from typing, which would be most of the time that importing this package takes.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from octavo_core.sampling_params import SamplingParams
     from octavo_server.llm import LLM
@@ -26,7 +27,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_MODULES[name]), name)

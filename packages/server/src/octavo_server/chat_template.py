@@ -67,13 +67,16 @@ class ChatTemplate:
             {key: value for key, value in message.items() if value is not None}
             for message in messages
         ]
-        variables = {**self._tokens, **options, "messages": given, "tools": tools}
+        variables = {
+            **self._tokens,
+            "documents": None,
+            **options,
+            "messages": given,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                **variables,
-                documents=options.get("documents"),
-                add_generation_prompt=add_generation_prompt,
-            )
+            return self._template.render(variables)
         except jinja2.TemplateError as error:
             raise _refused(str(error)) from error
         except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:

@@ -142,11 +142,12 @@ def convert(header: GGUFHeader) -> ConvertedTokenizer:
     else:
         raise vocabulary.error("model", f"{model!r} is not supported; supported: gpt2, llama")
     _mark_added_tokens(backend, vocabulary)
-    bos_token, eos_token = vocabulary.special("bos"), vocabulary.special("eos")
+    bos, *ends = (vocabulary.special_id(name) for name in ("bos", "eos", "eot", "eom"))
+    bos_token = None if bos is None else vocabulary.tokens[bos]
+    eos_token = None if ends[0] is None else vocabulary.tokens[ends[0]]
     add_bos = bool(vocabulary.get("add_bos_token", add_bos)) and bos_token is not None
     add_eos = bool(vocabulary.get("add_eos_token", False)) and eos_token is not None
     set_bos_eos(backend, bos_token if add_bos else None, eos_token if add_eos else None)
-    ends = (vocabulary.special_id(name) for name in ("eos", "eot", "eom"))
     return ConvertedTokenizer(
         tokenizer_json=backend.to_str(),
         bos_token=bos_token,
@@ -219,10 +220,6 @@ class _Vocabulary:
             len(self.tokens),
         )
         return None
-
-    def special(self, name: str) -> str | None:
-        token_id = self.special_id(name)
-        return None if token_id is None else self.tokens[token_id]
 
     def _optional_list(self, name: str, item_type: type, default: Any) -> list[Any]:
         if self.get(name) is None:

