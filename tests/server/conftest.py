@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,15 @@ _MAIN = """
 import sys
 from octavo_core.config import resolve_config
 from octavo_core.errors import OctavoError
+from octavo_server import model_source
 from octavo_server.front import run_front
 from support import scripted_engine
 
 if __name__ == "__main__":
     target, *pairs = sys.argv[1:]
+    if target == "slow_download":
+        model_source.resolve_model = scripted_engine.slow_download
+        target = "run_slow_start"
     config = resolve_config(dict(pair.split("=", 1) for pair in pairs))
     try:
         sys.exit(run_front(config, getattr(scripted_engine, target)))
@@ -65,13 +68,6 @@ class FrontUnderTest:
     @property
     def stderr(self) -> str:
         return self.stderr_path.read_text()
-
-    def engine_pid(self) -> int:
-        from support.server import children_of, command_line
-
-        children = children_of(self.process.pid)
-        (pid,) = [pid for pid in children if "spawn_main" in command_line(pid)]
-        return pid
 
     def stop(self) -> int:
         if self.process.poll() is None:
@@ -122,13 +118,6 @@ def start_front(tmp_path: Path) -> Iterator[Any]:
     yield start
     for front in started:
         front.stop()
-
-
-def wait_for(condition: Any, timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import pytest
 
 from octavo_core.errors import ConfigError
 from octavo_server.front import bind_socket
-from support.server import children_of, is_running
+from support.server import children_of, command_line, is_running
 
 
 def assert_all_gone(pids: list[int]) -> None:
@@ -74,6 +74,17 @@ def test_health_while_loading_and_a_signal_ends_it(start_front: Any) -> None:
     started = time.monotonic()
     assert front.stop() == 0
     assert time.monotonic() - started < 4
+    assert_all_gone(pids)
+    assert "Traceback" not in front.stderr
+
+
+def test_a_signal_ends_a_download_and_its_process(start_front: Any) -> None:
+    port = free_port()
+    front = start_front("slow_download", port=port)
+    wait_for_health(f"http://127.0.0.1:{port}", lambda r: r.json()["stage"] == "downloading")
+    pids = processes(front)
+    assert any(command_line(pid) == "sleep 60" for pid in pids)
+    assert front.stop() == 0
     assert_all_gone(pids)
     assert "Traceback" not in front.stderr
 

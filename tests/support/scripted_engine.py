@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from concurrent.futures import Future
@@ -96,6 +97,18 @@ def run_broken_model(address: str, log_level: str) -> None:
 def run_dying_start(address: str, log_level: str) -> None:
     """An engine that ends without a word."""
     os._exit(EXIT_CODE)
+
+
+def slow_download(model: str, revision: str | None, on_progress: ProgressCallback) -> None:
+    """Take the place of `resolve_model` while it fetches a model in another process."""
+    download = subprocess.Popen(["sleep", "60"])
+    try:
+        while download.poll() is None:
+            on_progress("downloading", 0.5)
+            time.sleep(0.05)
+    finally:
+        download.kill()
+        download.wait()
 
 
 def _build(config: EngineConfig) -> Engine:
