@@ -1,1 +1,34 @@
+"""Operations of LLM inference over a paged KV cache: one function each, on CPU and GPU."""
+
+from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.compute_logprobs import Logprobs, compute_logprobs
+from octavo_kernels.dequantize import DEQUANTIZABLE_TYPES, dequantize
+from octavo_kernels.filter_logits import filter_logits
+from octavo_kernels.fused_add_rms_norm import fused_add_rms_norm
+from octavo_kernels.paged_attention import paged_attention
+from octavo_kernels.rms_norm import rms_norm
+from octavo_kernels.rotary_embedding import rotary_embedding
+from octavo_kernels.sample import SamplingMetadata, sample
+from octavo_kernels.sample_noise import sample_noise
+from octavo_kernels.silu_and_mul import silu_and_mul
+from octavo_kernels.write_kv_cache import write_kv_cache
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "DEQUANTIZABLE_TYPES",
+    "AttentionMetadata",
+    "Logprobs",
+    "SamplingMetadata",
+    "compute_logprobs",
+    "dequantize",
+    "filter_logits",
+    "fused_add_rms_norm",
+    "paged_attention",
+    "rms_norm",
+    "rotary_embedding",
+    "sample",
+    "sample_noise",
+    "silu_and_mul",
+    "write_kv_cache",
+]

@@ -1,0 +1,66 @@
+"""Choose the next token of each row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo_kernels.filter_logits import filter_logits
+from octavo_kernels.sample_noise import sample_noise
+
+
+@dataclass(frozen=True)
+class SamplingMetadata:
+    """How each row wants its token chosen. On the host: it decides what is launched.
+
+    Attributes:
+        temperature: ``[num_rows]`` float32; 0 takes the likeliest token.
+        top_k: ``[num_rows]`` int32; 0 is off.
+        top_p: ``[num_rows]`` float32; 1 is off.
+        min_p: ``[num_rows]`` float32; 0 is off.
+        seeds: ``[num_rows]`` int64.
+        positions: ``[num_rows]`` int64, index in its sequence of the token to be sampled.
+    """
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+    seeds: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+
+def sample(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+    """Sample one token for each row.
+
+    A row's token depends on its own logits and parameters only, bit for bit: noise is
+    computed row by row, since vector code may round the end of an array differently.
+
+    Args:
+        logits: ``[num_rows, vocab_size]`` float32.
+        metadata: One entry for each row.
+
+    Returns:
+        ``[num_rows]`` int64 token ids, on the device of `logits`.
+    """
+    token_ids = logits.argmax(dim=-1)
+    random_rows = np.flatnonzero(metadata.temperature > 0).tolist()
+    if not random_rows:
+        return token_ids
+    vocabulary = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+    seeds = torch.from_numpy(metadata.seeds).to(logits.device)
+    positions = torch.from_numpy(metadata.positions).to(logits.device)
+    for row in random_rows:
+        scaled = filter_logits(
+            logits[row] / float(metadata.temperature[row]),
+            top_k=int(metadata.top_k[row]),
+            top_p=float(metadata.top_p[row]),
+            min_p=float(metadata.min_p[row]),
+        )
+        noise = sample_noise(seeds[row : row + 1], positions[row : row + 1], vocabulary)
+        token_ids[row] = (scaled + noise[0]).argmax()
+    return token_ids

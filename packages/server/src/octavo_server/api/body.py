@@ -1,0 +1,141 @@
+"""From the bytes of a request to its checked fields."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from octavo_core.errors import InvalidRequestError
+from octavo_server.api.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_DEPTH = 100
+
+# A larger body is parsed in a thread, so that it doesn't hold up the streams.
+_INLINE_BYTES = 64 * 1024
+# A body over the limit is read and dropped up to here, since a client that is still
+# sending does not see the answer.
+_MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
+_MAX_SHOWN_VALUE = 80
+
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def parse_body(request: Request, model: type[Model]) -> Model:
+    """Read, decode and check a JSON body.
+
+    Raises:
+        ApiError: The body is too large, or not declared as JSON.
+        InvalidRequestError: It is not JSON, or a field is wrong.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        # A web page can send any other type to a local server without the browser asking.
+        raise ApiError(400, "the body must be sent with Content-Type: application/json")
+    body = await _read_body(request)
+    if len(body) <= _INLINE_BYTES:
+        return _validate(decode_json(body), model)
+    return await asyncio.to_thread(lambda: _validate(decode_json(body), model))
+
+
+def decode_json(data: bytes) -> Any:
+    """Decode JSON, strictly: no NaN, no lone surrogates, no nesting deeper than 100.
+
+    Raises:
+        InvalidRequestError: It is none, or is nested too deep.
+    """
+    if _is_deeper_than(data, MAX_DEPTH):
+        raise InvalidRequestError(
+            f"the JSON is nested deeper than {MAX_DEPTH} levels", code="too_deep"
+        )
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+
+
+async def _read_body(request: Request) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= MAX_BODY_BYTES:
+            chunks.append(chunk)
+        elif size > _MAX_DISCARDED_BYTES:
+            break
+    if size > MAX_BODY_BYTES:
+        raise ApiError(
+            413,
+            f"the body is larger than {MAX_BODY_BYTES} bytes (16 MiB)",
+            code="request_too_large",
+        )
+    return b"".join(chunks)
+
+
+def _is_deeper_than(data: bytes, limit: int) -> bool:
+    if data.count(b"[") + data.count(b"{") <= limit:
+        return False
+    brackets = _STRINGS.sub(b"", data).translate(None, _NOT_BRACKETS)
+    return any(depth > limit for depth in accumulate(map(_STEPS.__getitem__, brackets)))
+
+
+def _validate(content: Any, model: type[Model]) -> Model:
+    if not isinstance(content, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    if logger.isEnabledFor(logging.DEBUG):
+        unknown = content.keys() - model.model_fields.keys()
+        if unknown:
+            logger.debug("Ignoring unknown fields: %s", ", ".join(sorted(unknown)))
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
+def _explain(error: ValidationError) -> InvalidRequestError:
+    """Tell the first problem: its field, its value and what is wanted."""
+    problems = error.errors(include_url=False, include_context=True)
+    # A union reports each of its branches; the one that got furthest is the likeliest meant.
+    problem = max(problems, key=lambda entry: len(_path(entry["loc"])))
+    own = (problem.get("ctx") or {}).get("error")
+    if isinstance(own, InvalidRequestError):
+        return own
+    path = _path(problem["loc"])
+    field = _format_path(path)
+    message = problem["msg"]
+    message = message[:1].lower() + message[1:]
+    if problem["type"] == "missing":
+        return InvalidRequestError(f"{field} is missing", field=field)
+    shown = repr(problem["input"])
+    if len(shown) > _MAX_SHOWN_VALUE:
+        shown = shown[:_MAX_SHOWN_VALUE] + "…"
+    prefix = f"{field} is {shown}: " if field else ""
+    return InvalidRequestError(f"{prefix}{message}", field=field or None)
+
+
+def _path(location: tuple[int | str, ...]) -> list[int | str]:
+    """Drop the names of union branches, which are no fields of the request."""
+    return [part for part in location if isinstance(part, int) or part.isidentifier()]
+
+
+def _format_path(path: list[int | str]) -> str:
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+    return text

@@ -1,0 +1,72 @@
+"""What the routes share: the engine, the text processing and the model's name."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from octavo_server.api.errors import ApiError
+from octavo_server.engine_client import EngineClient
+from octavo_server.input_processor import InputProcessor
+from octavo_server.tokenizer import Tokenizer
+
+
+@dataclass
+class LoadedModel:
+    """What is known once start-up is done.
+
+    Attributes:
+        name: The model's name in the API.
+        max_model_len: Most tokens of prompt and answer.
+        sampling_defaults: Sampling fields from the model's generation_config.json.
+    """
+
+    name: str
+    max_model_len: int
+    tokenizer: Tokenizer
+    input_processor: InputProcessor
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def check_name(self, name: str | None) -> None:
+        """Refuse another model's name; none at all means this one.
+
+        Raises:
+            ApiError: 404, with the name that would work.
+        """
+        if name is not None and name != self.name:
+            raise ApiError(
+                404,
+                f"there is no model {name!r} here; this server has {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+@dataclass
+class ServerContext:
+    """The state behind one app.
+
+    Attributes:
+        client: The engine.
+        model: None until start-up is done.
+        draining: True once the server takes no new requests.
+    """
+
+    client: EngineClient
+    model: LoadedModel | None = None
+    draining: bool = False
+
+    def loaded_model(self) -> LoadedModel:
+        """Return the model; routes that need it are closed until there is one."""
+        assert self.model is not None, "the gate lets no request through before this"
+        return self.model
+
+
+def context_of(request: Request) -> ServerContext:
+    """Return the context that `create_app` was given."""
+    context: ServerContext = request.app.state.context
+    return context

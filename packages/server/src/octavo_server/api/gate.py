@@ -1,0 +1,48 @@
+"""Turns requests away while the server loads, drains or has lost its engine."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo_server.api.context import ServerContext
+from octavo_server.api.errors import SERVICE_UNAVAILABLE, ApiError
+from octavo_server.engine_client import EngineState
+
+# These answer in every state: they are how one finds out about it.
+ALWAYS_OPEN = frozenset({"/health", "/ping", "/ready", "/version"})
+
+_RETRY_AFTER_SECONDS = 5
+
+
+class AvailabilityGate:
+    """ASGI middleware that answers 503 for everything that needs a ready engine."""
+
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
+        self._app = app
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it."""
+        if scope["type"] == "http" and scope["path"] not in ALWAYS_OPEN:
+            reason = _why_closed(self._context)
+            if reason is not None:
+                await reason.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _why_closed(context: ServerContext) -> ApiError | None:
+    client = context.client
+    if context.draining:
+        return _unavailable("the server is shutting down", "shutting_down")
+    if client.state is EngineState.DEAD:
+        return _unavailable(f"the engine has ended: {client.stage}", "engine_dead")
+    if client.state is EngineState.STARTING or context.model is None:
+        return _unavailable(
+            f"the model is still loading ({client.stage}); see /health", "model_loading"
+        )
+    return None
+
+
+def _unavailable(message: str, code: str) -> ApiError:
+    return ApiError(503, message, SERVICE_UNAVAILABLE, code=code, retry_after=_RETRY_AFTER_SECONDS)

@@ -1,0 +1,46 @@
+"""``/health`` and its likes: is the server up, loading or lost?"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_server import __version__
+from octavo_server.api.context import ServerContext, context_of
+from octavo_server.api.errors import json_response
+from octavo_server.engine_client import EngineState
+
+router = APIRouter()
+
+
+@router.get("/health")
+@router.get("/ready")
+@router.get("/ping")
+@router.post("/ping")
+async def health(request: Request) -> Response:
+    """Answer 200 if requests are served; else 503 with the start-up stage and progress."""
+    context = context_of(request)
+    status = _status(context)
+    content = {
+        "status": status,
+        "stage": context.client.stage,
+        "progress": context.client.progress,
+    }
+    return json_response(content, 200 if status == "ok" else 503)
+
+
+@router.get("/version")
+async def version() -> Response:
+    """Answer the version of Octavo."""
+    return json_response({"version": __version__})
+
+
+def _status(context: ServerContext) -> str:
+    if context.client.state is EngineState.DEAD:
+        return "dead"
+    if context.draining:
+        return "shutting_down"
+    if context.client.state is EngineState.STARTING or context.model is None:
+        return "loading"
+    return "ok"

@@ -1,0 +1,243 @@
+"""The bodies that clients may send. Every field has its bounds here, and only here.
+
+Names are OpenAI's, and vLLM's where it extends them. Validation is strict: ``"1"`` is
+no number and ``1`` no boolean. A field of OpenAI's API that does nothing here yet is
+refused by name unless it asks for nothing; a field that nobody knows is ignored, since
+SDKs send more than the API page lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from octavo_core.errors import InvalidRequestError
+from octavo_core.sampling_params import (
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+
+MAX_TEXT_CHARS = 16 * 1024 * 1024
+MAX_NAME_CHARS = 1024
+MAX_PROMPTS = 1024
+MAX_PROMPT_TOKENS = 4 * 1024 * 1024
+MAX_MESSAGES = 16384
+MAX_PARTS = 1024
+MAX_TOOL_CALLS = 128
+MAX_TEMPLATE_OPTIONS = 64
+MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
+
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+NumTokens = Annotated[int, Field(ge=0, le=MAX_INT32)]
+Number = Annotated[float, Field(ge=-1e300, le=1e300)]
+Integer = Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)]
+
+Prompt = (
+    Text
+    | TokenIds
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
+
+# Field to the values that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "prompt_logprobs": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "structured_outputs": (),
+    "use_beam_search": (False,),
+    "truncate_prompt_tokens": (),
+    "logits_processors": (),
+}
+
+
+class StrictModel(BaseModel):
+    """Base of all bodies: exact types, finite numbers, extra fields ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class StreamOptions(StrictModel):
+    """What a stream carries besides the answer."""
+
+    include_usage: bool = False
+
+
+class GenerationRequest(StrictModel):
+    """The fields that both generating routes share."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSUPPORTED
+
+    model: Name | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
+    max_tokens: NumTokens | None = None
+    min_tokens: NumTokens | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
+    return_token_ids: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_unsupported(cls, content: Any) -> Any:
+        """Refuse fields that would silently do nothing."""
+        if isinstance(content, dict):
+            for name, neutral in cls.unsupported.items():
+                value = content.get(name)
+                if value is not None and value not in neutral:
+                    raise _InvalidField(f"{name} is not supported yet; leave it out", name)
+        return content
+
+    @model_validator(mode="after")
+    def check_stream_options(self) -> GenerationRequest:
+        """Refuse options of a stream where there is none."""
+        if self.stream_options is not None and not self.stream:
+            raise _InvalidField("stream_options needs stream to be true", "stream_options")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """True if the stream is to end with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of ``POST /v1/completions``."""
+
+    unsupported = _UNSUPPORTED | {"suffix": ("",), "best_of": (1,), "prompt_embeds": ()}
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_special_tokens: bool | None = None
+
+    @model_validator(mode="after")
+    def check_echo(self) -> CompletionRequest:
+        """Refuse what the echo can't give, and an answer of no tokens without one."""
+        if self.echo and self.logprobs is not None:
+            raise _InvalidField(
+                "echo together with logprobs is not supported yet: there are no "
+                "log-probabilities of the prompt",
+                "logprobs",
+            )
+        if self.max_tokens == 0 and not self.echo:
+            raise _InvalidField("max_tokens is 0; it must be at least 1 without echo", "max_tokens")
+        return self
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts one by one, whichever form they came in."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+class ContentPart(StrictModel):
+    """One part of a message. Only text can be served; ``type`` says what else it was."""
+
+    type: Name
+    text: Text | None = None
+
+
+class FunctionCall(StrictModel):
+    """A call that the model made earlier: ``arguments`` is JSON in a string."""
+
+    name: Name
+    arguments: Text = ""
+
+
+class ToolCall(StrictModel):
+    """A tool call in an assistant's earlier turn."""
+
+    id: Name | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(StrictModel):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | Annotated[list[ContentPart], Field(max_length=MAX_PARTS)] | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
+    tool_call_id: Name | None = None
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """Body of ``POST /v1/chat/completions``."""
+
+    unsupported = _UNSUPPORTED | {
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "continue_final_message": (False,),
+        "chat_template": (),
+        "documents": ([],),
+        "echo": (False,),
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: NumTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: (
+        Annotated[
+            dict[
+                Annotated[str, Field(max_length=64)],
+                bool | Integer | Number | Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None,
+            ],
+            Field(max_length=MAX_TEMPLATE_OPTIONS),
+        ]
+        | None
+    ) = None
+
+    @model_validator(mode="after")
+    def check_logprobs(self) -> ChatCompletionRequest:
+        """Refuse alternatives where no log-probabilities were asked for, and empty answers."""
+        if self.top_logprobs and not self.logprobs:
+            raise _InvalidField("top_logprobs needs logprobs to be true", "top_logprobs")
+        for name in ("max_completion_tokens", "max_tokens"):
+            if getattr(self, name) == 0:
+                raise _InvalidField(f"{name} is 0; it must be at least 1", name)
+        return self
+
+
+class _InvalidField(InvalidRequestError, ValueError):
+    """Raised in validators: pydantic carries a ValueError out, and its message is ours."""
+
+    def __init__(self, message: str, field: str) -> None:
+        InvalidRequestError.__init__(self, message, field=field)

@@ -1,0 +1,247 @@
+"""The engine process: a start-up handshake, then the loop that steps the engine.
+
+The loop needs no thread of its own for input. While there is work it empties the
+socket between two steps without waiting; with no work it sleeps in ``poll``, so an
+idle engine uses no CPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Protocol
+
+import setproctitle
+import zmq
+
+from octavo_core import wire
+from octavo_core.config import EngineConfig
+from octavo_core.errors import UserError
+from octavo_core.executor import ProgressCallback
+from octavo_core.process import exit_with_parent, ignore_terminal_interrupt
+from octavo_server import __version__
+from octavo_server.logging_setup import configure_logging
+
+logger = logging.getLogger(__name__)
+
+EngineTarget = Callable[[str, str], None]
+"""What an engine process runs: called with the ZMQ address and the log level."""
+
+# A Unix socket's path holds 107 bytes; the file's own name takes some.
+_MAX_SOCKET_DIRECTORY = 90
+
+
+class Engine(Protocol):
+    """What the loop needs of `octavo_core.engine_core.EngineCore`."""
+
+    def start(self, on_progress: ProgressCallback) -> wire.Ready: ...
+    def add_request(self, request: wire.EngineCoreRequest) -> None: ...
+    def abort_requests(self, request_ids: list[str]) -> None: ...
+    def has_unfinished_requests(self) -> bool: ...
+    def step(self) -> wire.EngineCoreOutputs: ...
+    def shutdown(self) -> None: ...
+
+
+def run_engine(address: str, log_level: str) -> None:
+    """Run one engine until the front says to stop; the target of a spawned process.
+
+    A mistake in the configuration or the model is told to the front, which shows it;
+    so is any other error, after its traceback was logged here.
+
+    Args:
+        address: ZMQ address that the front listens on.
+        log_level: Least severe line logged.
+    """
+    exit_with_parent()
+    ignore_terminal_interrupt()
+    setproctitle.setproctitle("octavo: engine")
+    configure_logging(log_level, "engine")
+    sys.exit(serve_engine(FrontLink(address), _build_engine))
+
+
+def serve_engine(
+    link: FrontLink,
+    build: Callable[[EngineConfig], Engine],
+    preload: str = "octavo_worker.executors",
+) -> int:
+    """Shake hands over `link`, start the engine that `build` returns, and run its loop.
+
+    Args:
+        link: The connected socket.
+        build: Makes the engine from the front's configuration.
+        preload: Module to import while the front still finds the model: torch takes seconds.
+
+    Returns:
+        Exit code: 0 if the front ended it, 1 after an error that the front was told.
+    """
+    engine: Engine | None = None
+    try:
+        link.send(wire.Hello(os.getpid(), __version__))
+        link.report_progress("importing torch", None)
+        importlib.import_module(preload)
+        link.report_progress("waiting for the model's files", None)
+        config = link.receive_config()
+        engine = build(config)
+        link.send(engine.start(link.report_progress))
+        # While it loads, SIGTERM ends the process at once. Now the front decides: a service
+        # manager that signals all processes must not cut off answers that the front waits for.
+        _ignore_sigterm()
+        gc.collect()
+        gc.freeze()
+        _run_loop(engine, link)
+        return 0
+    except UserError as error:
+        link.send(wire.Failed(error.message, type(error).__name__, error.field))
+        return 1
+    except Exception as error:
+        logger.exception("The engine failed")
+        link.send(wire.Failed(f"{type(error).__name__}: {error}", "EngineDeadError"))
+        return 1
+    finally:
+        if engine is not None:
+            engine.shutdown()
+        link.close()
+
+
+class FrontLink:
+    """The engine's end of the socket.
+
+    Args:
+        address: ZMQ address that the front listens on.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.connect(address)
+
+    def receive_config(self) -> EngineConfig:
+        """Wait for the front's answer to `Hello`."""
+        message = wire.decode_to_engine(self._socket.recv())
+        if not isinstance(message, wire.Configure):
+            raise wire.WireError(f"expected Configure, got {type(message).__name__}")
+        return message.config
+
+    def report_progress(self, stage: str, progress: float | None) -> None:
+        """Tell the front how far start-up is, for ``/health``."""
+        self.send(wire.Loading(stage, progress))
+
+    def send(self, message: wire.ToFront) -> None:
+        """Send one message."""
+        self._socket.send(wire.encode(message))
+
+    def receive(self, *, wait: bool) -> wire.ToEngine | None:
+        """Return the next message; None if there is none and `wait` is false."""
+        try:
+            frame = self._socket.recv(0 if wait else zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return wire.decode_to_engine(frame)
+
+    def close(self) -> None:
+        """Send what is left, for at most a second, and close."""
+        self._socket.close(linger=1000)
+        self._context.term()
+
+
+def _run_loop(engine: Engine, link: FrontLink) -> None:
+    """Step while there is work and sleep while there is none, until `Shutdown`."""
+    while True:
+        message = link.receive(wait=not engine.has_unfinished_requests())
+        while message is not None:
+            if isinstance(message, wire.Shutdown):
+                return
+            _handle(engine, link, message)
+            message = link.receive(wait=False)
+        if engine.has_unfinished_requests():
+            link.send(engine.step())
+
+
+def _handle(engine: Engine, link: FrontLink, message: wire.ToEngine) -> None:
+    match message:
+        case wire.AddRequest(request):
+            engine.add_request(request)
+        case wire.AbortRequests(request_ids):
+            engine.abort_requests(request_ids)
+        case wire.UtilityCall():
+            error = f"the engine has no function {message.method!r}"
+            link.send(wire.UtilityResult(message.call_id, error=error))
+        case _:
+            raise wire.WireError(f"unexpected {type(message).__name__}")
+
+
+def _build_engine(config: EngineConfig) -> Engine:
+    from octavo_core.engine_core import EngineCore
+    from octavo_core.model_spec import read_model_spec
+    from octavo_worker.executors import create_executor
+
+    spec = read_model_spec(config.model_path)
+    return EngineCore(config, spec, create_executor(config, spec))
+
+
+def _ignore_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class EngineProcess:
+    """A spawned engine process and the private directory that its socket lies in.
+
+    Args:
+        log_level: Least severe line that the engine logs.
+        target: What the process runs.
+
+    Attributes:
+        address: ZMQ address for the front to bind.
+        process: The process, started.
+    """
+
+    def __init__(self, log_level: str, target: EngineTarget = run_engine) -> None:
+        self._directory = _make_private_directory()
+        self.address = f"ipc://{self._directory / 'engine.sock'}"
+        # Spawn, never fork: a fork would copy the front's threads' locks and its socket.
+        self.process: BaseProcess = multiprocessing.get_context("spawn").Process(
+            target=target, args=(self.address, log_level), name="octavo-engine"
+        )
+        self.process.start()
+
+    def describe_end(self) -> str:
+        """Say in words how the process ended."""
+        self.process.join(1.0)
+        code = self.process.exitcode
+        if code is None:
+            return "the engine process does not answer"
+        if code == -signal.SIGKILL:
+            return "the engine process was killed (signal 9; the machine may be out of memory)"
+        if code < 0:
+            return f"the engine process ended with signal {-code}"
+        return f"the engine process ended with exit code {code}"
+
+    def end(self, grace: float) -> None:
+        """Wait `grace` seconds for the process to end by itself, kill it, and clean up.
+
+        Safe to call twice.
+        """
+        if self.process.is_alive():
+            self.process.join(grace)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _make_private_directory() -> Path:
+    """Make a directory for a Unix socket that no other user can enter."""
+    parent = tempfile.gettempdir()
+    if len(os.fsencode(parent)) > _MAX_SOCKET_DIRECTORY - len("/octavo-12345678"):
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="octavo-", dir=parent))

@@ -1,0 +1,365 @@
+"""The front process: socket first, then the engine, then everything else while it loads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import math
+import os
+import shlex
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import setproctitle
+
+from octavo_core.config import EngineConfig
+from octavo_core.errors import ConfigError, EngineDeadError
+from octavo_server import __version__
+from octavo_server.engine_process import EngineProcess, EngineTarget, run_engine
+from octavo_server.logging_setup import configure_logging
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from octavo_server.api.context import LoadedModel, ServerContext
+    from octavo_server.engine_client import EngineClient
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+EXIT_ENGINE_DEAD = 1
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 75
+# Seconds for streams to send their last event once their requests were failed.
+_LAST_EVENT_SECONDS = 2.0
+_INTERRUPTED_LOAD_SECONDS = 2.0
+_LOADING_THREAD = "loading"
+
+
+def run_front(config: EngineConfig, engine_target: EngineTarget = run_engine) -> int:
+    """Serve until a signal or the engine's death.
+
+    Args:
+        config: All settings; the model's path is found here.
+        engine_target: What the engine process runs.
+
+    Returns:
+        Exit code: 0 after a signal, 1 if the engine died.
+
+    Raises:
+        ConfigError: The address can't be listened on, or a setting doesn't fit the model.
+        ModelError: The model can't be found or loaded.
+        EngineDeadError: The engine died while it started.
+    """
+    setproctitle.setproctitle("octavo: front")
+    configure_logging(config.server.log_level, "front")
+    listener = bind_socket(config.server.host, config.server.port)
+    with contextlib.closing(listener):
+        # Until the event loop runs, signals are only noted: an exception in the middle of
+        # spawning would leave a process that nobody knows.
+        noted: list[int] = []
+        for signal_number in _SIGNALS:
+            signal.signal(signal_number, lambda number, _frame: noted.append(number))
+        # The engine spends seconds on importing torch; it starts before our own imports.
+        engine = EngineProcess(config.server.log_level, engine_target)
+        try:
+            code = asyncio.run(_Front(config, listener, engine, noted).run())
+        finally:
+            engine.end(grace=0.0)
+            _join_loading_thread()
+    _flush_output()
+    return code
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Listen on an address, so that a port in use is known before any work is done.
+
+    Python opens sockets close-on-exec: the engine does not inherit it.
+
+    Raises:
+        ConfigError: The host is unknown, or the port is in use or not allowed.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"--host {host}: {_reason(error)}.", field="host") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # A quick restart need not wait for the last one's connections to expire.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Only listening makes it ours: two sockets with SO_REUSEADDR may bind the same port.
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"can't listen on {host} port {port}: {_reason(error)}; choose another --port "
+            f"(0 takes a free one) or --host.",
+            field="port",
+        ) from None
+    return listener
+
+
+class _Front:
+    """One run of the front: loads, serves, and ends in order."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        listener: socket.socket,
+        engine: EngineProcess,
+        noted_signals: list[int],
+    ) -> None:
+        self._noted_signals = noted_signals
+        self._config = config
+        self._listener = listener
+        self._engine = engine
+        self._stop_requests = 0
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal or the engine's death, and return the exit code."""
+        self._handle_signals()
+        from octavo_server.api.app import create_app
+        from octavo_server.api.context import ServerContext
+        from octavo_server.engine_client import EngineClient
+
+        client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs)
+        context = ServerContext(client)
+        server = _make_server(create_app(context), self._config)
+        self._serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        try:
+            return await self._run(context, server)
+        finally:
+            server.should_exit = server.force_exit = True
+            await asyncio.wait({self._serving}, timeout=1.0)
+            await client.close()
+
+    async def _run(self, context: ServerContext, server: uvicorn.Server) -> int:
+        loading = asyncio.create_task(self._load(context.client))
+        if not await self._unless_stopped(loading):
+            logger.info("Stopped while loading")
+            return 0
+        context.model = loading.result()
+        gc.collect()
+        gc.freeze()
+        self._announce(context.model.name)
+
+        dying = asyncio.create_task(context.client.wait_dead())
+        if await self._unless_stopped(dying):
+            # Streams have got the error already; let it out before the connections close.
+            await self._close_connections(server, _LAST_EVENT_SECONDS)
+            logger.critical("Exiting: the engine has ended: %s", dying.result())
+            return EXIT_ENGINE_DEAD
+        await self._drain(context, server)
+        return 0
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signal_number in _SIGNALS:
+            loop.add_signal_handler(signal_number, self._on_signal, signal_number)
+        for noted in self._noted_signals:
+            self._on_signal(noted)
+
+    def _on_signal(self, signal_number: int) -> None:
+        self._stop_requests += 1
+        logger.info("Got %s", signal.Signals(signal_number).name)
+        if self._stop_requests == 1:
+            self._stop.set()
+        else:
+            self._force.set()
+
+    async def _unless_stopped(self, work: asyncio.Task[Any]) -> bool:
+        """Wait for `work`, and return True, or for a signal, and cancel it and return False."""
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({work, stopping, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self._serving.done():
+            self._serving.result()
+            raise RuntimeError("the HTTP server has ended by itself")
+        if self._stop.is_set():
+            work.cancel()
+            await asyncio.wait({work})
+            return False
+        return True
+
+    async def _load(self, client: EngineClient) -> LoadedModel:
+        """Find the model, read its tokenizer while the engine loads it, and wait for both."""
+        from octavo_core.model_spec import read_model_spec
+        from octavo_server.api.context import LoadedModel
+        from octavo_server.input_processor import InputProcessor
+        from octavo_server.model_source import resolve_model
+        from octavo_server.output_processor import OutputProcessor
+        from octavo_server.sampling_defaults import read_sampling_defaults
+        from octavo_server.tokenizer import load_tokenizer
+
+        model = self._config.model
+        on_progress = self._progress_reporter(client)
+        resolved = await _in_daemon_thread(
+            lambda: resolve_model(model.model, model.revision, on_progress)
+        )
+        name = model.served_model_name or resolved.name
+        client.configure(
+            self._config.replace("the model that was found", model_path=str(resolved.path))
+        )
+        tokenizer = await _in_daemon_thread(lambda: load_tokenizer(resolved.path))
+        spec = await _in_daemon_thread(lambda: read_model_spec(resolved.path))
+        client.output_processor = OutputProcessor(tokenizer)
+        ready = await client.wait_ready()
+        input_processor = InputProcessor(tokenizer, spec, ready.max_model_len)
+        input_processor.set_limits(ready.max_model_len, ready.kv_cache_tokens)
+        return LoadedModel(
+            name=name,
+            max_model_len=ready.max_model_len,
+            tokenizer=tokenizer,
+            input_processor=input_processor,
+            sampling_defaults=read_sampling_defaults(resolved.path),
+        )
+
+    def _progress_reporter(self, client: EngineClient) -> Callable[[str, float | None], None]:
+        """Return a callback for the loading thread. After a signal it raises, which ends a download
+        together with the process that does it.
+        """
+        loop = asyncio.get_running_loop()
+
+        def on_progress(stage: str, progress: float | None) -> None:
+            if self._stop.is_set():
+                raise InterruptedError("the server is shutting down")
+            loop.call_soon_threadsafe(client.report_stage, stage, progress)
+
+        return on_progress
+
+    def _announce(self, name: str) -> None:
+        host, port = self._config.server.host, self._listener.getsockname()[1]
+        print(f"Octavo {__version__} serves {name} at http://{_url_host(host)}:{port}")
+        body = {
+            "model": name,
+            "messages": [{"role": "user", "content": "Say hello in three languages."}],
+            "max_tokens": 64,
+        }
+        reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        print(
+            f"curl http://{_url_host(reachable)}:{port}/v1/chat/completions "
+            f"-H 'Content-Type: application/json' "
+            f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}",
+            flush=True,
+        )
+
+    async def _drain(self, context: ServerContext, server: uvicorn.Server) -> None:
+        """Take nothing new, and let what runs finish in time or end with an error."""
+        context.draining = True
+        timeout = self._config.server.shutdown_timeout
+        if context.client.num_in_flight:
+            logger.info(
+                "Waiting up to %g s for %d running answers; a second signal ends them",
+                timeout,
+                context.client.num_in_flight,
+            )
+        await self._close_connections(server, timeout)
+        context.client.fail_all(EngineDeadError("the server is shutting down"))
+        await self._close_connections(server, _LAST_EVENT_SECONDS)
+
+    async def _close_connections(self, server: uvicorn.Server, timeout: float) -> None:
+        """Stop listening and wait for the connections to end, until `timeout` or `_force`."""
+        server.should_exit = True
+        forced = asyncio.create_task(self._force.wait())
+        await asyncio.wait(
+            {self._serving, forced}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        forced.cancel()
+
+
+def _make_server(app: Any, config: EngineConfig) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """A server that leaves the signals to us."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return Server(
+        uvicorn.Config(
+            app,
+            backlog=_BACKLOG,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            # Longer than clients keep idle connections, so that they close first and never
+            # send on one that is closing here.
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            # Its own limit comes last, behind the steps of `_drain`.
+            timeout_graceful_shutdown=math.ceil(
+                config.server.shutdown_timeout + 2 * _LAST_EVENT_SECONDS
+            ),
+        )
+    )
+
+
+async def _in_daemon_thread(work: Callable[[], Result]) -> Result:
+    """Run `work` in a thread that does not hold up the exit of the process.
+
+    A signal during a long download must end the server; a thread of the event loop's
+    own pool would be waited for.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # one of both is set
+
+    def run() -> None:
+        try:
+            outcome: tuple[Result | None, BaseException | None] = (work(), None)
+        except BaseException as error:
+            outcome = (None, error)
+        # The loop has closed if the server was stopped in the meantime.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name=_LOADING_THREAD, daemon=True).start()
+    return await future
+
+
+def _join_loading_thread() -> None:
+    """Give a download that was interrupted the time to clean up."""
+    for thread in threading.enumerate():
+        if thread.name == _LOADING_THREAD:
+            thread.join(_INTERRUPTED_LOAD_SECONDS)
+
+
+def _flush_output() -> None:
+    # A reader that has closed the pipe must not turn a clean stop into a traceback.
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno).lower()
+    return str(error)
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

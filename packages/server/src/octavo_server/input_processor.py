@@ -1,0 +1,293 @@
+"""From a prompt to the requests that the engine gets.
+
+Whatever could make the engine stumble is refused here, before anything is queued.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from octavo_core.errors import ContextLengthError, InvalidRequestError
+from octavo_core.model_spec import ModelSpec
+from octavo_core.sampling_params import SEED_BITS, SamplingParams
+from octavo_core.wire import EngineCoreRequest
+from octavo_server.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo_server.chat_template import ChatTemplate, ControlTokenGuard
+
+
+class InputProcessor:
+    """Tokenizes and validates prompts for one model.
+
+    Its methods may run in any thread; tokenizing a long prompt takes a while.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        spec: The model's hyper-parameters.
+        max_model_len: Most tokens of prompt and answer, as far as it is known before
+            the engine is ready.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, spec: ModelSpec, max_model_len: int) -> None:
+        self.tokenizer = tokenizer
+        self._vocab_size = spec.vocab_size
+        self._max_model_len = max_model_len
+        self._kv_cache_tokens: int | None = None
+        ids = dict.fromkeys((*spec.eos_token_ids, *tokenizer.eos_token_ids))
+        self._eos_token_ids = tuple(i for i in ids if 0 <= i < spec.vocab_size)
+
+    def set_limits(self, max_model_len: int, kv_cache_tokens: int) -> None:
+        """Set the limits that the engine found at start-up.
+
+        Args:
+            max_model_len: Most tokens of prompt and answer.
+            kv_cache_tokens: Tokens that the whole KV cache holds.
+        """
+        self._max_model_len = max_model_len
+        self._kv_cache_tokens = kv_cache_tokens
+
+    def process(
+        self,
+        request_id: str,
+        prompt: str | list[int],
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[EngineCoreRequest]:
+        """Make the engine's requests for one prompt, one for each of ``params.n`` choices.
+
+        Args:
+            request_id: The caller's id; choice ``i`` becomes ``{request_id}-{i}``.
+            prompt: Text, or token ids which are taken as they are.
+            arrival_time: Seconds since the epoch; now, if None.
+            add_special_tokens: Add BOS and EOS to a text where the model asks for them.
+
+        Raises:
+            InvalidRequestError: A value can't be used; the message names it and its limit.
+            ContextLengthError: The prompt leaves no room for an answer.
+        """
+        _check_texts(params, cache_salt)
+        if isinstance(prompt, str):
+            _check_text("prompt", prompt)
+            prompt_token_ids = self.tokenizer.encode(prompt, add_special_tokens)
+        else:
+            prompt_token_ids = list(prompt)
+        return self._make_requests(
+            request_id, prompt_token_ids, "prompt", params, arrival_time, priority, cache_salt
+        )
+
+    def process_chat(
+        self,
+        request_id: str,
+        messages: Sequence[dict[str, Any]],
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **template_options: Any,
+    ) -> list[EngineCoreRequest]:
+        """Make the engine's requests for a conversation.
+
+        The template writes BOS itself if the model wants one, so none is added. Control
+        tokens that are spelt out in messages are letters like any others.
+
+        Args:
+            messages: In the shape of OpenAI's API; content is a string or text parts.
+            template_options: Further variables of the chat template.
+
+        Raises:
+            InvalidRequestError: As in `process`; or the model has no chat template, or
+                the template refuses the messages.
+            ContextLengthError: The conversation leaves no room for an answer.
+        """
+        _check_texts(params, cache_salt)
+        (messages, tools), marker = self._guard.mark([messages, tools])
+        text = self.render_chat(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **template_options
+        )
+        prompt_token_ids = self._encode_chat(text, marker)
+        return self._make_requests(
+            request_id, prompt_token_ids, "messages", params, arrival_time, priority, cache_salt
+        )
+
+    def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        """Return the text that the chat template makes of a conversation.
+
+        Raises:
+            InvalidRequestError: As in `process_chat`.
+        """
+        if not messages:
+            raise InvalidRequestError("messages is empty; it needs one at least.", field="messages")
+        template = self._chat_template
+        if template is None:
+            raise InvalidRequestError(
+                "The model has no chat template, so it can't take messages: send the prompt "
+                "as text to /v1/completions or LLM.generate.",
+                field="messages",
+            )
+        text = template.render([_with_text_content(message) for message in messages], **options)
+        _check_text("messages", text)
+        return text
+
+    def _encode_chat(self, text: str, marker: str | None) -> list[int]:
+        if marker is None:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        token_ids: list[int] = []
+        for piece, is_token in self._guard.split(text, marker):
+            encode = self.tokenizer.encode if is_token else self.tokenizer.encode_plain
+            token_ids += encode(piece, add_special_tokens=False)
+        return token_ids
+
+    @cached_property
+    def _guard(self) -> ControlTokenGuard:
+        from octavo_server.chat_template import ControlTokenGuard
+
+        return ControlTokenGuard(self.tokenizer.special_tokens, self.tokenizer.added_tokens)
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate | None:
+        if self.tokenizer.chat_template is None:
+            return None
+        # jinja2 takes 0.1 s to import; a server may never see a chat.
+        from octavo_server.chat_template import ChatTemplate
+
+        return ChatTemplate(
+            self.tokenizer.chat_template, self.tokenizer.bos_token, self.tokenizer.eos_token
+        )
+
+    def _make_requests(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        field: str,
+        params: SamplingParams,
+        arrival_time: float | None,
+        priority: int,
+        cache_salt: str | None,
+    ) -> list[EngineCoreRequest]:
+        self._check_token_ids(prompt_token_ids, field)
+        self._check_stop_token_ids(params)
+        params = self._complete(params, self._room(len(prompt_token_ids), field))
+        return [
+            EngineCoreRequest(
+                request_id=f"{request_id}-{index}",
+                prompt_token_ids=prompt_token_ids,
+                sampling_params=_for_choice(params, index),
+                arrival_time=time.time() if arrival_time is None else arrival_time,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            for index in range(params.n)
+        ]
+
+    def _check_token_ids(self, token_ids: list[int], field: str) -> None:
+        if not token_ids:
+            raise InvalidRequestError(
+                f"{field} is empty; it needs at least one token.", field=field
+            )
+        for position, token_id in enumerate(token_ids):
+            # bool is an int to isinstance.
+            if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
+                raise InvalidRequestError(
+                    f"{field} has {token_id!r} at position {position}; token ids of this model's "
+                    f"vocabulary are integers from 0 to {self._vocab_size - 1}.",
+                    field=field,
+                )
+
+    def _check_stop_token_ids(self, params: SamplingParams) -> None:
+        for token_id in params.stop_token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidRequestError(
+                    f"stop_token_ids has {token_id}; token ids of this model's vocabulary are "
+                    f"0 to {self._vocab_size - 1}.",
+                    field="stop_token_ids",
+                )
+
+    def _room(self, num_prompt_tokens: int, field: str) -> int:
+        """Return how many tokens an answer may have; at least 1."""
+        if num_prompt_tokens >= self._max_model_len:
+            raise ContextLengthError(
+                f"{field} has {num_prompt_tokens} tokens, but this model's context is "
+                f"{self._max_model_len} tokens and an answer needs at least one of them; shorten "
+                f"the prompt or start the server with a larger --max-model-len.",
+                field=field,
+            )
+        room = self._max_model_len - num_prompt_tokens
+        if self._kv_cache_tokens is None:
+            return room
+        if num_prompt_tokens + 1 > self._kv_cache_tokens:
+            raise ContextLengthError(
+                f"{field} has {num_prompt_tokens} tokens, but the KV cache holds "
+                f"{self._kv_cache_tokens} tokens, the answer's included; shorten the prompt or "
+                f"start the server with a larger --kv-cache-memory.",
+                field=field,
+            )
+        return min(room, self._kv_cache_tokens - num_prompt_tokens)
+
+    def _complete(self, params: SamplingParams, room: int) -> SamplingParams:
+        """Fill in what the engine has to know. A longer answer than there is room for is cut."""
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        return msgspec.structs.replace(
+            params,
+            seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
+            max_tokens=max_tokens,
+            min_tokens=min(params.min_tokens, max_tokens),
+            eos_token_ids=self._eos_token_ids,
+        )
+
+
+def _for_choice(params: SamplingParams, index: int) -> SamplingParams:
+    """Give each choice a seed of its own; choice 0 keeps the request's."""
+    assert params.seed is not None
+    seed = (params.seed + index + 2**SEED_BITS) % 2 ** (SEED_BITS + 1) - 2**SEED_BITS
+    return msgspec.structs.replace(params, n=1, seed=seed)
+
+
+def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
+    """Join content that comes as parts into one string, which every template takes."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else part
+        kind = part.get("type") if isinstance(part, dict) else "text"
+        if kind not in ("text", "input_text") or not isinstance(text, str):
+            raise InvalidRequestError(
+                f"messages has a content part of type {kind!r}; this model takes text parts only.",
+                field="messages",
+            )
+        texts.append(text)
+    return {**message, "content": "\n".join(texts)}
+
+
+def _check_texts(params: SamplingParams, cache_salt: str | None) -> None:
+    for string in params.stop:
+        _check_text("stop", string)
+    if cache_salt is not None:
+        _check_text("cache_salt", cache_salt)
+
+
+def _check_text(field: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can spell but UTF-8 can't."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{field} has the lone surrogate U+{ord(text[error.start]):04X} at character "
+            f"{error.start}; send whole characters.",
+            field=field,
+        ) from None

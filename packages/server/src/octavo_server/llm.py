@@ -1,0 +1,311 @@
+"""`LLM`: the engine inside your own process, for batches of prompts.
+
+from octavo_server import LLM, SamplingParams
+
+with LLM() as llm:
+    for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
+        print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from types import FrameType, TracebackType
+from typing import Any
+
+# tqdm ships no types.
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from octavo_core.config import resolve_config
+from octavo_core.errors import InvalidRequestError
+from octavo_core.model_spec import read_model_spec
+from octavo_core.sampling_params import SamplingParams
+from octavo_core.wire import EngineCoreRequest
+from octavo_server.input_processor import InputProcessor
+from octavo_server.model_source import resolve_model
+from octavo_server.output_processor import OutputProcessor
+from octavo_server.request_output import OutputAccumulator, OutputDelta, RequestOutput
+from octavo_server.sampling_defaults import read_sampling_defaults
+from octavo_server.tokenizer import load_tokenizer
+
+Prompt = str | list[int]
+Conversation = Sequence[dict[str, Any]]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model, loaded and ready to answer.
+
+    Args:
+        model: Folder, .gguf file or hub id; empty means the starter model.
+        settings: Any field of `octavo_core.config`, for example ``max_model_len=2048``.
+            ``OCTAVO_*`` environment variables fill in what is not given.
+
+    Attributes:
+        tokenizer: The model's tokenizer.
+        engine: The engine core, for a look at its scheduler.
+
+    Raises:
+        ConfigError: A setting is unknown or outside its limits.
+        ModelError: The model can't be found, read or served.
+    """
+
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        # The engine imports torch, which importing this module must not.
+        from octavo_core.engine_core import EngineCore
+        from octavo_worker.executors import create_executor
+
+        config = resolve_config({"model": model or None, **settings}, os.environ)
+        resolved = resolve_model(config.model.model, config.model.revision)
+        config = config.replace("the model's location", model_path=str(resolved.path))
+        spec = read_model_spec(resolved.path)
+        self.tokenizer = load_tokenizer(resolved.path)
+        self._default_params = SamplingParams(**read_sampling_defaults(resolved.path))
+        self._output_processor = OutputProcessor(self.tokenizer)
+        self._input_processor = InputProcessor(
+            self.tokenizer, spec, config.model.max_model_len or spec.max_position_embeddings
+        )
+        self._ids = count()
+        self._lock = threading.Lock()
+        self.engine = EngineCore(config, spec, create_executor(config, spec))
+        try:
+            ready = self.engine.start(_no_progress)
+        except BaseException:
+            self.engine.shutdown()
+            raise
+        self._input_processor.set_limits(ready.max_model_len, ready.kv_cache_tokens)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue prompts.
+
+        All prompts are checked before the first of them runs.
+
+        Args:
+            prompts: One prompt or several; text, or token ids which are taken as they are.
+            sampling_params: For all prompts, or one for each; None takes what the model's
+                generation_config.json recommends.
+            use_tqdm: Show a progress bar.
+
+        Returns:
+            One output for each prompt, in their order.
+
+        Raises:
+            InvalidRequestError: A prompt or parameter can't be used. Nothing has run.
+            RequestFailedError: The engine failed on a prompt.
+        """
+        items = _as_prompts(prompts)
+
+        def prepare(item: Prompt, request_id: str, params: SamplingParams) -> _Job:
+            requests = self._input_processor.process(request_id, item, params)
+            return _Job(request_id, item if isinstance(item, str) else None, requests)
+
+        return self._run(items, sampling_params, prepare, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations.
+
+        Args:
+            messages: One conversation or several, in the shape of OpenAI's API.
+            sampling_params: As in `generate`.
+            use_tqdm: Show a progress bar.
+            template_options: ``add_generation_prompt``, ``tools`` and variables of the
+                model's chat template.
+
+        Returns:
+            One output for each conversation; ``prompt`` is None.
+
+        Raises:
+            InvalidRequestError: A conversation or parameter can't be used. Nothing has run.
+            RequestFailedError: The engine failed on a conversation.
+        """
+        one = bool(messages) and isinstance(messages[0], dict)
+        conversations: Any = [messages] if one else list(messages)
+
+        def prepare(item: Conversation, request_id: str, params: SamplingParams) -> _Job:
+            requests = self._input_processor.process_chat(
+                request_id, item, params, **template_options
+            )
+            return _Job(request_id, None, requests)
+
+        return self._run(conversations, sampling_params, prepare, use_tqdm)
+
+    def shutdown(self) -> None:
+        """End the engine and free its memory. Safe to call twice."""
+        self.engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def _run(
+        self,
+        items: Sequence[Any],
+        sampling_params: Params,
+        prepare: Callable[[Any, str, SamplingParams], _Job],
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        all_params = self._params_for(items, sampling_params)
+        jobs = [
+            prepare(item, f"llm-{next(self._ids)}", params)
+            for item, params in zip(items, all_params, strict=True)
+        ]
+        with self._lock:
+            try:
+                self._add(jobs)
+                self._step_until_done(jobs, use_tqdm)
+            except BaseException:
+                self._abort(jobs)
+                raise
+        return [job.accumulator.result() for job in jobs]
+
+    def _params_for(self, items: Sequence[Any], params: Params) -> Sequence[SamplingParams]:
+        if params is None:
+            return [self._default_params] * len(items)
+        if isinstance(params, SamplingParams):
+            return [params] * len(items)
+        if len(params) != len(items):
+            raise InvalidRequestError(
+                f"sampling_params has {len(params)} items for {len(items)} prompts; give one for "
+                f"all, or one for each.",
+                field="sampling_params",
+            )
+        return params
+
+    def _add(self, jobs: Sequence[_Job]) -> None:
+        for job in jobs:
+            for index, request in enumerate(job.requests):
+                self._output_processor.add(request, job.request_id, index)
+                self.engine.add_request(request)
+
+    def _step_until_done(self, jobs: Sequence[_Job], use_tqdm: bool) -> None:
+        by_id = {job.request_id: job for job in jobs}
+        with _Progress(len(jobs), use_tqdm) as progress:
+            while by_id:
+                assert self.engine.has_unfinished_requests(), "the engine lost a request"
+                with _interrupts_held():
+                    outputs = self.engine.step().outputs
+                deltas, to_abort = self._output_processor.process(outputs)
+                if to_abort:
+                    self.engine.abort_requests(to_abort)
+                for delta in deltas:
+                    job = by_id[delta.request_id]
+                    job.accumulator.add(delta)
+                    progress.count(delta)
+                    if job.accumulator.error is not None:
+                        raise job.accumulator.error.to_exception()
+                    if job.accumulator.finished:
+                        del by_id[delta.request_id]
+                        progress.advance()
+
+    def _abort(self, jobs: Sequence[_Job]) -> None:
+        """Drop all that is left of a batch, so that the next one starts clean."""
+        ids = [request.request_id for job in jobs for request in job.requests]
+        for engine_request_id in ids:
+            self._output_processor.remove(engine_request_id)
+        self.engine.abort_requests(ids)
+
+
+class _Job:
+    """One prompt of a batch."""
+
+    def __init__(
+        self, request_id: str, prompt: str | None, requests: list[EngineCoreRequest]
+    ) -> None:
+        self.request_id = request_id
+        self.requests = requests
+        self.accumulator = OutputAccumulator(
+            request_id, prompt, requests[0].prompt_token_ids, len(requests)
+        )
+
+
+class _Progress:
+    """A bar that counts finished prompts and shows the speed in tokens."""
+
+    def __init__(self, total: int, enabled: bool) -> None:
+        self._bar = tqdm(total=total, desc="Prompts", unit="prompt", disable=not enabled)
+        self._start = time.monotonic()
+        self._num_tokens = 0
+
+    def count(self, delta: OutputDelta) -> None:
+        self._num_tokens += len(delta.token_ids)
+
+    def advance(self) -> None:
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        self._bar.set_postfix_str(f"{self._num_tokens / seconds:.1f} tokens/s", refresh=False)
+        self._bar.update()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Put off a Ctrl-C until the end of a step, so that scheduler and worker agree.
+
+    A second one comes through at once.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append((number, frame))
+        if len(held) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if held:
+        handler(*held[0])
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [items]
+    for item in items:
+        if not isinstance(item, str | list | tuple):
+            raise InvalidRequestError(
+                f"prompts has an item of type {type(item).__name__}; a prompt is a string or a "
+                f"list of token ids.",
+                field="prompts",
+            )
+    return items
+
+
+def _no_progress(stage: str, progress: float | None) -> None:
+    pass

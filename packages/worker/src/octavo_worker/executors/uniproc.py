@@ -1,0 +1,77 @@
+"""An executor that runs its one worker inside the engine's process."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from octavo_core.config import EngineConfig
+from octavo_core.errors import EngineDeadError
+from octavo_core.executor import ProgressCallback
+from octavo_core.model_spec import ModelSpec
+from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from octavo_worker.worker import Worker
+
+
+class UniProcExecutor:
+    """Computes each step at once, in the caller's thread; futures are done when returned.
+
+    Args:
+        config: The engine's configuration.
+        spec: The model's hyper-parameters.
+    """
+
+    def __init__(self, config: EngineConfig, spec: ModelSpec) -> None:
+        self._worker: Worker | None = Worker(config, spec)
+
+    @property
+    def device(self) -> str:
+        """Where the model runs."""
+        return str(self._running.device)
+
+    @property
+    def dtype(self) -> str:
+        """Type of the activations."""
+        return str(self._running.dtype).removeprefix("torch.")
+
+    def load_model(self, on_progress: ProgressCallback) -> None:
+        """Initialize the device and load the weights."""
+        self._running.init_device()
+        self._running.load_model(on_progress)
+
+    def determine_available_memory(self) -> int:
+        """Return the bytes left for the KV cache."""
+        return self._running.determine_available_memory()
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate the KV cache."""
+        self._running.initialize_kv_cache(num_blocks)
+
+    def warm_up(self) -> None:
+        """Run each kind of work once."""
+        self._running.warm_up()
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        """Run the forward pass of one step; `sample_tokens` has its errors."""
+        self._running.execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar: GrammarOutput | None) -> Future[ModelRunnerOutput]:
+        """Sample from the oldest step not yet sampled."""
+        future: Future[ModelRunnerOutput] = Future()
+        try:
+            future.set_result(self._running.sample_tokens(grammar))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def check_health(self) -> None:
+        """Do nothing: while this process lives, the worker does."""
+
+    def shutdown(self) -> None:
+        """Let go of the model and the KV cache."""
+        self._worker = None
+
+    @property
+    def _running(self) -> Worker:
+        if self._worker is None:
+            raise EngineDeadError("the executor has been shut down")
+        return self._worker

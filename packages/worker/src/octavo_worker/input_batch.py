@@ -1,0 +1,109 @@
+"""The persistent batch: what the worker knows of each slot."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_core.sampling_params import SEED_BITS, SamplingParams
+from octavo_core.scheduler_output import NewRequestData, SchedulerOutput
+
+_FIRST_TOKENS = 1024  # columns of the token table at first
+
+
+class InputBatch:
+    """State of ``max_num_seqs`` slots, kept from step to step.
+
+    The tables start narrow and widen with the longest request, so that a large
+    ``max_model_len`` costs no memory before it is used.
+
+    Attributes:
+        token_ids: ``[max_num_seqs, capacity]`` int32, known tokens.
+        num_tokens: ``[max_num_seqs]`` int64, how many of them are known.
+        num_prompt_tokens: ``[max_num_seqs]`` int64.
+        block_table: ``[max_num_seqs, capacity]`` int32, block ids in order.
+        num_blocks: ``[max_num_seqs]`` int64.
+        temperature, top_p, min_p: ``[max_num_seqs]`` float32.
+        top_k: ``[max_num_seqs]`` int32, 0 for off.
+        seeds: ``[max_num_seqs]`` int64.
+        min_tokens: ``[max_num_seqs]`` int64.
+        sampling_params: By slot, of the requests that are there.
+    """
+
+    def __init__(self, max_num_seqs: int, block_size: int) -> None:
+        self.token_ids = np.zeros((max_num_seqs, _FIRST_TOKENS), np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, np.int64)
+        self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
+        self.block_table = np.zeros((max_num_seqs, -(-_FIRST_TOKENS // block_size)), np.int32)
+        self.num_blocks = np.zeros(max_num_seqs, np.int64)
+        self.temperature = np.zeros(max_num_seqs, np.float32)
+        self.top_p = np.ones(max_num_seqs, np.float32)
+        self.min_p = np.zeros(max_num_seqs, np.float32)
+        self.top_k = np.zeros(max_num_seqs, np.int32)
+        self.seeds = np.zeros(max_num_seqs, np.int64)
+        self.min_tokens = np.zeros(max_num_seqs, np.int64)
+        self.sampling_params: dict[int, SamplingParams] = {}
+
+    def apply(self, scheduler_output: SchedulerOutput) -> None:
+        """Bring the slots to the state that a step starts from."""
+        for slot in scheduler_output.freed_slots:
+            self._free(slot)
+        for request in scheduler_output.new_requests:
+            self._add(request)
+        for slot, block_ids in scheduler_output.new_block_ids:
+            self._append_blocks(slot, block_ids)
+
+    def append_tokens(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
+        """Append one sampled token to each of `slots`."""
+        if len(slots) == 0:
+            return
+        ends = self.num_tokens[slots]
+        self.token_ids = _widen(self.token_ids, int(ends.max()) + 1)
+        self.token_ids[slots, ends] = token_ids
+        self.num_tokens[slots] += 1
+
+    def _free(self, slot: int) -> None:
+        self.sampling_params.pop(slot, None)
+        self.num_tokens[slot] = 0
+        self.num_blocks[slot] = 0
+
+    def _add(self, request: NewRequestData) -> None:
+        slot, num_tokens = request.slot, len(request.token_ids)
+        self.token_ids = _widen(self.token_ids, num_tokens)
+        self.token_ids[slot, :num_tokens] = request.token_ids
+        self.num_tokens[slot] = num_tokens
+        self.num_prompt_tokens[slot] = request.num_prompt_tokens
+        self.num_blocks[slot] = 0
+        self._append_blocks(slot, request.block_ids)
+        self._set_sampling_params(slot, request.sampling_params)
+
+    def _append_blocks(self, slot: int, block_ids: list[int]) -> None:
+        first = int(self.num_blocks[slot])
+        last = first + len(block_ids)
+        self.block_table = _widen(self.block_table, last)
+        self.block_table[slot, first:last] = block_ids
+        self.num_blocks[slot] = last
+
+    def _set_sampling_params(self, slot: int, params: SamplingParams) -> None:
+        self.sampling_params[slot] = params
+        self.temperature[slot] = params.temperature
+        self.top_p[slot] = params.top_p
+        self.top_k[slot] = min(max(params.top_k, 0), np.iinfo(np.int32).max)
+        self.min_p[slot] = params.min_p
+        seed = params.seed
+        self.seeds[slot] = secrets.randbits(SEED_BITS) if seed is None else seed
+        self.min_tokens[slot] = params.min_tokens
+
+
+def _widen(table: NDArray[Any], columns: int) -> NDArray[Any]:
+    """Return `table`, or a copy with at least `columns` columns, doubled to keep growth rare."""
+    rows, capacity = table.shape
+    if columns <= capacity:
+        return table
+    # Zeroed memory from the system is not touched until it is used.
+    wider = np.zeros((rows, max(columns, 2 * capacity)), table.dtype)
+    wider[:, :capacity] = table
+    return wider

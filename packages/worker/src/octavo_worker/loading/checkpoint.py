@@ -1,0 +1,41 @@
+"""What the loader asks of a file format."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Checkpoint(Protocol):
+    """A model's tensors, under the names and in the layout that transformers saves them with."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all tensors."""
+        ...
+
+    def place(self, name: str) -> str:
+        """Say in which file a tensor is, or would be, for an error message."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape without reading its data."""
+        ...
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Copy a tensor to `out`, converted to its type.
+
+        Args:
+            name: One of ``names``.
+            out: Contiguous, of the tensor's shape, on any device.
+
+        Raises:
+            ModelError: The stored type is not supported, or the file is damaged.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the files."""
+        ...

@@ -1,0 +1,127 @@
+"""A GGUF file as a checkpoint."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo_core.errors import ModelError
+from octavo_core.gguf import TensorInfo, read_gguf_header
+from octavo_core.model_spec import spec_from_gguf
+from octavo_kernels import DEQUANTIZABLE_TYPES, dequantize
+
+_OUTER_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class GGUFCheckpoint:
+    """The tensors of a GGUF file, unpacked to float32 as they are read.
+
+    Raises:
+        ModelError: The file can't be read, or its header is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        header = read_gguf_header(path)
+        self._path = path
+        self._spec = spec_from_gguf(header)
+        self._tensors = {_checkpoint_name(name): info for name, info in header.tensors.items()}
+        with path.open("rb") as file:
+            # Private, so that torch gets memory that it may believe to be writable.
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all tensors, in transformers' spelling."""
+        return self._tensors.keys()
+
+    def place(self, name: str) -> str:
+        """Return the file's path."""
+        return str(self._path)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape."""
+        return self._tensors[name].shape
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Unpack one tensor to `out`.
+
+        Raises:
+            ModelError: Its type is not supported; the message names it.
+        """
+        info = self._tensors[name]
+        if info.type.name not in DEQUANTIZABLE_TYPES:
+            raise ModelError(
+                f"{self._path}: tensor {info.name} has type {info.type.name}, which is not "
+                f"supported yet; supported: {', '.join(DEQUANTIZABLE_TYPES)}.",
+                field=info.name,
+            )
+        num_heads = self._num_rotated_heads(name)
+        if num_heads is not None:
+            out.copy_(_to_halves(self._unpack(info), num_heads))
+        elif out.device.type == "cpu":
+            self._unpack(info, out)
+        else:
+            out.copy_(self._unpack(info))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        # The map ends when the last tensor over it does; closing it under one would crash.
+        del self._data
+
+    def _num_rotated_heads(self, name: str) -> int | None:
+        """Return the heads of a query or key projection, whose rows need reordering."""
+        if ".self_attn.q_proj." in name:
+            return self._spec.num_attention_heads
+        if ".self_attn.k_proj." in name:
+            return self._spec.num_key_value_heads
+        return None
+
+    def _unpack(self, info: TensorInfo, out: Tensor | None = None) -> Tensor:
+        data = torch.frombuffer(
+            self._data, dtype=torch.uint8, count=info.num_bytes, offset=info.offset
+        )
+        return dequantize(data, info.type.name, info.shape, out)
+
+
+def _checkpoint_name(name: str) -> str:
+    """Translate a GGUF tensor name; an unknown one keeps its own within its layer."""
+    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(\w+)", name)
+    if layer is not None:
+        index, module, kind = layer.groups()
+        return f"model.layers.{index}.{_LAYER_NAMES.get(module, module)}.{kind}"
+    module, _, kind = name.rpartition(".")
+    return f"{_OUTER_NAMES[module]}.{kind}" if module in _OUTER_NAMES else name
+
+
+def _to_halves(weights: Tensor, num_heads: int) -> Tensor:
+    """Bring the rows of a query or key projection from rope pairs to rope halves.
+
+    GGUF keeps the two components of a rotated pair side by side in llama models;
+    transformers, and our kernel, keep them half a head apart.
+
+    Args:
+        weights: ``[num_heads * head_dim, ...]``.
+        num_heads: Of the projection.
+    """
+    pairs = weights.view(num_heads, -1, 2, *weights.shape[1:])
+    return pairs.transpose(1, 2).reshape(weights.shape)

@@ -1,0 +1,199 @@
+"""Runs the model over the persistent batch, one step at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from octavo_kernels import AttentionMetadata
+from octavo_worker.input_batch import InputBatch
+from octavo_worker.models import KVCache, Model
+from octavo_worker.sampler import sample_rows
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """One step's flat batch on the device.
+
+    Attributes:
+        input_ids: ``[num_tokens]`` int32.
+        positions: ``[num_tokens]`` int32.
+        metadata: How the tokens divide into requests.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    metadata: AttentionMetadata
+
+
+@dataclass(frozen=True)
+class _ComputedStep:
+    """A step between its forward pass and its sampling.
+
+    Attributes:
+        num_slots: Slots that were scheduled.
+        rows: ``[num_rows]``, index among them of those that sample.
+        slots: ``[num_rows]``, their slots.
+        hidden: ``[num_rows, hidden_size]``, hidden states of their last tokens.
+    """
+
+    step_id: int
+    num_slots: int
+    rows: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    hidden: Tensor
+
+
+class ModelRunner:
+    """Turns scheduler outputs into sampled tokens.
+
+    Args:
+        model: The model, its weights loaded.
+        max_num_seqs: Slots of the batch.
+        block_size: Tokens in a KV block.
+        device: Where the model is.
+    """
+
+    def __init__(
+        self, model: Model, *, max_num_seqs: int, block_size: int, device: torch.device
+    ) -> None:
+        self.batch = InputBatch(max_num_seqs, block_size)
+        self.kv_caches: list[KVCache] = []
+        self._model = model
+        self._block_size = block_size
+        self._device = device
+        self._unsampled: deque[_ComputedStep | Exception] = deque()
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        """Run the forward pass of one step.
+
+        An error is kept, and raised by the `sample_tokens` that belongs to this step.
+        """
+        try:
+            self._unsampled.append(self._execute(scheduler_output))
+        except Exception as error:  # whatever it is, the engine has to hear of it
+            self._unsampled.append(error)
+
+    def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        """Sample from the oldest step not yet sampled, and append the tokens to their slots.
+
+        After an error no token has been appended.
+
+        Raises:
+            Exception: Whatever went wrong in the step.
+        """
+        step = self._unsampled.popleft()
+        if isinstance(step, Exception):
+            raise step
+        return self._sample(step, grammar)
+
+    @torch.inference_mode()
+    def _execute(self, scheduler_output: SchedulerOutput) -> _ComputedStep:
+        self.batch.apply(scheduler_output)
+        slots = np.array(scheduler_output.slots, np.int64)
+        if len(slots) == 0:  # a step that only frees slots
+            return _ComputedStep(scheduler_output.step_id, 0, slots, slots, torch.empty(0))
+        model_input = self.prepare_input(scheduler_output)
+        metadata = model_input.metadata
+        # Where the last known token is computed, the next one can be sampled.
+        complete = np.array(metadata.host_seq_lens, np.int64) == self.batch.num_tokens[slots]
+        rows = np.flatnonzero(complete)
+        last_tokens = np.array(metadata.host_query_start_loc, np.int64)[1:][rows] - 1
+        hidden = self.forward(model_input, self.kv_caches)
+        hidden = hidden[torch.from_numpy(last_tokens).to(self._device)]
+        return _ComputedStep(scheduler_output.step_id, len(slots), rows, slots[rows], hidden)
+
+    @torch.inference_mode()
+    def _sample(self, step: _ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        sampled = np.full(step.num_slots, -1, np.int64)
+        if len(step.rows) == 0:
+            return ModelRunnerOutput(step.step_id, sampled.tolist())
+        logits = self._model.compute_logits(step.hidden)  # [num_rows, vocab_size]
+        token_ids, logprobs = sample_rows(logits, self.batch, step.slots, grammar)
+        self.batch.append_tokens(step.slots, token_ids)
+        sampled[step.rows] = token_ids
+        by_index = {int(step.rows[row]): value for row, value in logprobs.items()}
+        return ModelRunnerOutput(step.step_id, sampled.tolist(), by_index)
+
+    def forward(self, model_input: ModelInput, kv_caches: list[KVCache]) -> Tensor:
+        """Compute the last hidden states, ``[num_tokens, hidden_size]``."""
+        return self._model.forward(
+            model_input.input_ids, model_input.positions, kv_caches, model_input.metadata
+        )
+
+    def prepare_input(self, scheduler_output: SchedulerOutput) -> ModelInput:
+        """Lay the scheduled tokens out flat, one slot after the other.
+
+        Raises:
+            RuntimeError: The scheduler asks for a token or block that a slot doesn't have.
+        """
+        slots = np.array(scheduler_output.slots, np.int64)
+        query_lens = np.array(scheduler_output.num_scheduled_tokens, np.int64)
+        num_computed = np.array(scheduler_output.num_computed_tokens, np.int64)
+        seq_lens = num_computed + query_lens
+        self._check_known(slots, seq_lens)
+        query_start_loc = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(query_lens, out=query_start_loc[1:])
+        # For each token its row, its position in the sequence, and its slot in the cache.
+        row_of = np.repeat(np.arange(len(slots)), query_lens)  # [num_tokens]
+        positions = np.arange(query_start_loc[-1]) - (query_start_loc[:-1] - num_computed)[row_of]
+        input_ids = self.batch.token_ids[slots[row_of], positions]
+        blocks = self.batch.block_table[slots[row_of], positions // self._block_size]
+        slot_mapping = blocks.astype(np.int64) * self._block_size + positions % self._block_size
+        max_blocks = -(-int(seq_lens.max(initial=0)) // self._block_size)
+        return self.to_device(
+            input_ids=input_ids,
+            positions=positions,
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            slot_mapping=slot_mapping,
+            block_tables=self.batch.block_table[slots, :max_blocks],
+        )
+
+    def to_device(
+        self,
+        *,
+        input_ids: NDArray[np.int32],
+        positions: NDArray[np.int64],
+        query_start_loc: NDArray[np.int64],
+        seq_lens: NDArray[np.int64],
+        slot_mapping: NDArray[np.int64],
+        block_tables: NDArray[np.int32],
+    ) -> ModelInput:
+        """Copy a flat batch to the device, all arrays in one transfer.
+
+        Everything fits int32: a cache of 2**31 slots would be larger than any memory.
+        """
+        arrays = (input_ids, positions, query_start_loc, seq_lens, slot_mapping, block_tables)
+        packed = np.concatenate(
+            [array.ravel() for array in arrays], dtype=np.int32, casting="unsafe"
+        )
+        on_device = torch.from_numpy(packed).to(self._device)
+        parts = torch.split(on_device, [array.size for array in arrays])
+        metadata = AttentionMetadata(
+            query_start_loc=parts[2],
+            seq_lens=parts[3],
+            block_tables=parts[5].view(block_tables.shape),
+            slot_mapping=parts[4],
+            host_query_start_loc=query_start_loc.tolist(),
+            host_seq_lens=seq_lens.tolist(),
+            block_size=self._block_size,
+        )
+        return ModelInput(parts[0], parts[1], metadata)
+
+    def _check_known(self, slots: NDArray[np.int64], seq_lens: NDArray[np.int64]) -> None:
+        num_tokens = self.batch.num_tokens[slots]
+        capacity = self.batch.num_blocks[slots] * self._block_size
+        wrong = np.flatnonzero((seq_lens > num_tokens) | (seq_lens > capacity))
+        if len(wrong):
+            row = int(wrong[0])
+            raise RuntimeError(
+                f"slot {slots[row]} is scheduled up to token {seq_lens[row]}, but has "
+                f"{num_tokens[row]} tokens and blocks for {capacity[row]}"
+            )

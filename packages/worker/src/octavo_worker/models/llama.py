@@ -1,0 +1,251 @@
+"""Llama (Touvron et al. 2023, arXiv 2302.13971; grouped-query attention as in arXiv 2307.09288)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from octavo_core.errors import ModelError
+from octavo_core.model_spec import ModelSpec
+from octavo_kernels import (
+    AttentionMetadata,
+    fused_add_rms_norm,
+    paged_attention,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+    write_kv_cache,
+)
+from octavo_worker.layers.linear import Linear
+from octavo_worker.layers.rotary import build_cos_sin_cache
+from octavo_worker.models.model import KVCache, WeightEntry, WeightPart
+
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+
+
+class LlamaForCausalLM:
+    """Embedding, decoder layers, final norm and language-model head.
+
+    Args:
+        spec: Hyper-parameters.
+        weights: The tensors of `weight_layout`, by name.
+        max_model_len: Positions to prepare rotary angles for.
+        device: Where the weights are.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, Tensor],
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self._eps = spec.rms_norm_eps
+        self._embedding = weights[EMBEDDING]  # [vocab_size, hidden_size]
+        self._layers = [
+            LlamaDecoderLayer(spec, weights, f"model.layers.{index}")
+            for index in range(spec.num_hidden_layers)
+        ]
+        self._norm = weights["model.norm.weight"]
+        self._lm_head = Linear(weights[LM_HEAD])
+        self._cos_sin_cache = build_cos_sin_cache(spec, max_model_len, device)
+
+    @classmethod
+    def weight_layout(cls, spec: ModelSpec) -> list[WeightEntry]:
+        """List the tensors of the model; projections that share an input are fused.
+
+        Raises:
+            ModelError: The spec asks for another activation, or for a sliding window.
+        """
+        _check_supported(spec)
+        embedding_shape = (spec.vocab_size, spec.hidden_size)
+        entries = [_whole(EMBEDDING, *embedding_shape)]
+        for index in range(spec.num_hidden_layers):
+            entries += LlamaDecoderLayer.weight_layout(spec, f"model.layers.{index}")
+        entries.append(_whole("model.norm.weight", spec.hidden_size))
+        head = WeightPart(LM_HEAD, embedding_shape)
+        tied_to = EMBEDDING if spec.tie_word_embeddings else None
+        entries.append(WeightEntry(LM_HEAD, (head,), tied_to))
+        return entries
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[KVCache],
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """Compute the last hidden states of a flat batch, and fill the KV cache.
+
+        Args:
+            input_ids: ``[num_tokens]`` int32.
+            positions: ``[num_tokens]`` int32.
+            kv_caches: One for each layer.
+            metadata: How the tokens divide into requests.
+
+        Returns:
+            ``[num_tokens, hidden_size]``, after the final norm.
+        """
+        hidden = torch.nn.functional.embedding(input_ids, self._embedding)
+        residual = torch.zeros_like(hidden)
+        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
+            hidden, residual = layer.forward(
+                hidden, residual, positions, self._cos_sin_cache, kv_cache, metadata
+            )
+        return rms_norm(hidden + residual, self._norm, self._eps)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        """Compute ``[num_rows, vocab_size]`` float32 from ``[num_rows, hidden_size]``."""
+        return self._lm_head(hidden_states).float()
+
+
+class LlamaDecoderLayer:
+    """Self-attention and a gated feed-forward, each behind a norm and added to the residual."""
+
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor], prefix: str) -> None:
+        self._eps = spec.rms_norm_eps
+        self._input_norm = weights[f"{prefix}.input_layernorm.weight"]
+        self._attention = LlamaAttention(spec, weights, f"{prefix}.self_attn")
+        self._post_attention_norm = weights[f"{prefix}.post_attention_layernorm.weight"]
+        self._mlp = LlamaMLP(weights, f"{prefix}.mlp")
+
+    @classmethod
+    def weight_layout(cls, spec: ModelSpec, prefix: str) -> list[WeightEntry]:
+        """List the layer's tensors."""
+        return [
+            _whole(f"{prefix}.input_layernorm.weight", spec.hidden_size),
+            *LlamaAttention.weight_layout(spec, f"{prefix}.self_attn"),
+            _whole(f"{prefix}.post_attention_layernorm.weight", spec.hidden_size),
+            *LlamaMLP.weight_layout(spec, f"{prefix}.mlp"),
+        ]
+
+    def forward(
+        self,
+        hidden: Tensor,
+        residual: Tensor,
+        positions: Tensor,
+        cos_sin_cache: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the feed-forward's output, not yet added, and the residual stream."""
+        hidden, residual = fused_add_rms_norm(hidden, residual, self._input_norm, self._eps)
+        hidden = self._attention.forward(hidden, positions, cos_sin_cache, kv_cache, metadata)
+        hidden, residual = fused_add_rms_norm(
+            hidden, residual, self._post_attention_norm, self._eps
+        )
+        return self._mlp.forward(hidden), residual
+
+
+class LlamaAttention:
+    """Grouped-query attention with rotary positions over the paged KV cache."""
+
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor], prefix: str) -> None:
+        self._head_dim = spec.head_dim
+        q_size, kv_size = _attention_sizes(spec)
+        self._split_sizes = [q_size, kv_size, kv_size]
+        self._scale = spec.head_dim**-0.5
+        self._qkv_proj = Linear.of(weights, f"{prefix}.qkv_proj")
+        self._o_proj = Linear.of(weights, f"{prefix}.o_proj")
+
+    @classmethod
+    def weight_layout(cls, spec: ModelSpec, prefix: str) -> list[WeightEntry]:
+        """List the projections: q, k and v fused, and o."""
+        q_size, kv_size = _attention_sizes(spec)
+        fused = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        return [
+            *_linear(prefix, "qkv_proj", fused, spec.hidden_size, spec.attention_bias),
+            *_linear(prefix, "o_proj", {"o_proj": spec.hidden_size}, q_size, spec.attention_bias),
+        ]
+
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        cos_sin_cache: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """Attend; ``[num_tokens, hidden_size]`` in and out."""
+        heads = (len(hidden), -1, self._head_dim)
+        qkv = torch.split(self._qkv_proj(hidden), self._split_sizes, dim=-1)
+        query, key, value = (part.view(heads) for part in qkv)
+        query, key = rotary_embedding(positions, query, key, cos_sin_cache)
+        write_kv_cache(key, value, kv_cache.key, kv_cache.value, metadata.slot_mapping)
+        attended = paged_attention(query, kv_cache.key, kv_cache.value, metadata, self._scale)
+        return self._o_proj(attended.flatten(1))
+
+
+class LlamaMLP:
+    """The gated feed-forward."""
+
+    def __init__(self, weights: Mapping[str, Tensor], prefix: str) -> None:
+        self._gate_up_proj = Linear.of(weights, f"{prefix}.gate_up_proj")
+        self._down_proj = Linear.of(weights, f"{prefix}.down_proj")
+
+    @classmethod
+    def weight_layout(cls, spec: ModelSpec, prefix: str) -> list[WeightEntry]:
+        """List the projections: gate and up fused, and down."""
+        hidden, intermediate = spec.hidden_size, spec.intermediate_size
+        fused = {"gate_proj": intermediate, "up_proj": intermediate}
+        return [
+            *_linear(prefix, "gate_up_proj", fused, hidden, spec.mlp_bias),
+            *_linear(prefix, "down_proj", {"down_proj": hidden}, intermediate, spec.mlp_bias),
+        ]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Compute; ``[num_tokens, hidden_size]`` in and out."""
+        return self._down_proj(silu_and_mul(self._gate_up_proj(hidden)))
+
+
+def _attention_sizes(spec: ModelSpec) -> tuple[int, int]:
+    """Return the width of all query heads, and of all key (or value) heads."""
+    return spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+
+
+def _whole(name: str, *shape: int) -> WeightEntry:
+    return WeightEntry(name, (WeightPart(name, shape),))
+
+
+def _linear(
+    prefix: str, name: str, parts: Mapping[str, int], in_features: int, bias: bool
+) -> list[WeightEntry]:
+    """List a projection's weight, and its bias if it has one.
+
+    Args:
+        prefix: What the projection belongs to.
+        name: The model's name for it.
+        parts: The checkpoint's projections that are fused in it, with their out_features.
+        in_features: Width of the input.
+        bias: Whether there is one.
+    """
+
+    def entry(kind: str, *columns: int) -> WeightEntry:
+        tensors = (
+            WeightPart(f"{prefix}.{part}.{kind}", (rows, *columns)) for part, rows in parts.items()
+        )
+        return WeightEntry(f"{prefix}.{name}.{kind}", tuple(tensors))
+
+    return [entry("weight", in_features), *([entry("bias")] if bias else [])]
+
+
+def _check_supported(spec: ModelSpec) -> None:
+    if spec.hidden_act != "silu":
+        raise ModelError(
+            f"hidden_act {spec.hidden_act!r} is not supported for {spec.architecture}; "
+            f"supported: silu.",
+            field="hidden_act",
+        )
+    window = spec.sliding_window
+    if window is not None and window < spec.max_position_embeddings:
+        raise ModelError(
+            f"sliding_window={window} is not supported for {spec.architecture} yet.",
+            field="sliding_window",
+        )
+    if spec.head_dim % 2:
+        raise ModelError(
+            f"head_dim={spec.head_dim} is odd; rotary embedding needs pairs.", field="head_dim"
+        )

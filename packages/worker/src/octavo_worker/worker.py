@@ -1,0 +1,271 @@
+"""One worker: a device, a model on it, and the part of the KV cache that lies there."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo_core.config import EngineConfig
+from octavo_core.errors import ConfigError
+from octavo_core.executor import ProgressCallback
+from octavo_core.model_spec import ModelSpec
+from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from octavo_kernels import SamplingMetadata, sample
+from octavo_kernels.attention_metadata import MAX_GATHERED_POSITIONS
+from octavo_worker.device import (
+    available_cpu_memory,
+    resolve_device,
+    resolve_dtype,
+    use_cpu_threads,
+)
+from octavo_worker.loading import load_weights
+from octavo_worker.model_runner import ModelInput, ModelRunner
+from octavo_worker.models import KVCache, resolve_model_class
+
+DEFAULT_CPU_KV_CACHE = 4 << 30
+# Tokens of the forward pass that proves a model on a CPU. A full step of 2,048 would take
+# the starter model 5 s on 2 cores; its memory follows from the shapes instead.
+CPU_DUMMY_TOKENS = 32
+
+
+class Worker:
+    """Loads the model, measures memory, and computes steps.
+
+    The methods are called in the order of `octavo_core.executor.Executor`.
+
+    Args:
+        config: The engine's configuration; ``model_path`` is set.
+        spec: The model's hyper-parameters.
+        rank: Index among the workers.
+    """
+
+    def __init__(self, config: EngineConfig, spec: ModelSpec, rank: int = 0) -> None:
+        self._config = config
+        self._spec = spec
+        self._rank = rank
+        self._max_model_len = config.model.max_model_len or spec.max_position_embeddings
+
+    def init_device(self) -> None:
+        """Choose device, type and threads.
+
+        Raises:
+            ConfigError: The device isn't there, or hasn't the memory that it is to use.
+        """
+        self.device = resolve_device(self._config, self._rank)
+        self.dtype = resolve_dtype(self._config.model.dtype, self._spec.dtype, self.device)
+        if self.device.type == "cpu":
+            use_cpu_threads(self._config.device.cpu_threads)
+            return
+        torch.cuda.set_device(self.device)
+        self._free_at_start, total = torch.cuda.mem_get_info(self.device)
+        share = self._config.cache.gpu_memory_utilization
+        self._requested = math.ceil(total * share)
+        if self._free_at_start < self._requested:
+            raise ConfigError(
+                f"gpu_memory_utilization={share} asks for {_gib(self._requested)} of "
+                f"{self.device}, but only {_gib(self._free_at_start)} are free; lower it, or end "
+                f"what uses the device.",
+                field="gpu_memory_utilization",
+            )
+
+    def load_model(self, on_progress: ProgressCallback) -> None:
+        """Load the weights.
+
+        Raises:
+            ModelError: A file or tensor is missing, damaged or not supported.
+        """
+        weights = load_weights(
+            self._spec, self._config.model_path, self.dtype, self.device, on_progress
+        )
+        model = resolve_model_class(self._spec)(
+            self._spec, weights, self._max_model_len, self.device
+        )
+        self.model = model
+        self.runner = ModelRunner(
+            model,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            block_size=self._config.cache.block_size,
+            device=self.device,
+        )
+
+    def determine_available_memory(self) -> int:
+        """Run a dummy step, and return the bytes that are left for the KV cache.
+
+        Raises:
+            ConfigError: Nothing is left, or ``kv_cache_memory`` is more than there is.
+        """
+        if self.device.type == "cpu":
+            return self._available_on_cpu()
+        return self._available_on_gpu()
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate the KV cache of every layer."""
+        self.runner.kv_caches = self._make_kv_caches(num_blocks)
+
+    def warm_up(self) -> None:
+        """Run prefill, decode and every kind of sampling once."""
+        self._dummy_step([16, 1, 1])
+        one_row = torch.zeros(1, self._spec.vocab_size, device=self.device)
+        sample(
+            one_row,
+            SamplingMetadata(
+                temperature=np.ones(1, np.float32),
+                top_k=np.full(1, 50, np.int32),
+                top_p=np.full(1, 0.9, np.float32),
+                min_p=np.full(1, 0.1, np.float32),
+                seeds=np.zeros(1, np.int64),
+                positions=np.zeros(1, np.int64),
+            ),
+        )
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        """Run one step's forward pass; `sample_tokens` raises its errors."""
+        self.runner.execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        """Sample from the oldest step not yet sampled."""
+        return self.runner.sample_tokens(grammar)
+
+    def _available_on_cpu(self) -> int:
+        """Plan a CPU's memory.
+
+        Torch keeps no count of a CPU's peak, and the resident size counts what other
+        libraries do, so activations are taken from the shapes of a full step. The dummy
+        step is small: it proves that the model runs.
+        """
+        self._dummy_step([min(CPU_DUMMY_TOKENS, self._max_num_tokens())])
+        available = available_cpu_memory()
+        activations = self._activation_bytes()
+        wanted = self._config.cache.kv_cache_memory
+        if wanted is not None:
+            if wanted > available:
+                raise ConfigError(
+                    f"kv_cache_memory is {_gib(wanted)} (from "
+                    f"{self._config.source_of('kv_cache_memory')}), but only {_gib(available)} of "
+                    f"memory are free.",
+                    field="kv_cache_memory",
+                )
+            return wanted
+        left = min(DEFAULT_CPU_KV_CACHE, available // 2, available - activations)
+        if left <= 0:
+            raise ConfigError(
+                f"no memory is left for the KV cache: {_gib(available)} are free, and a step of "
+                f"max_num_batched_tokens={self._config.scheduler.max_num_batched_tokens} tokens "
+                f"takes {_gib(activations)}; lower max_num_batched_tokens or max_num_seqs.",
+                field="max_num_batched_tokens",
+            )
+        return left
+
+    def _available_on_gpu(self) -> int:
+        """Measure the peak of a full step, and take it from the share of the device."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+        num_tokens = self._config.scheduler.max_num_batched_tokens
+        length = self._max_num_tokens()
+        query_lens = [length] * (num_tokens // length)
+        if num_tokens % length:
+            query_lens.append(num_tokens % length)
+        cache_bytes = self._dummy_step(query_lens, self._config.scheduler.max_num_seqs)
+        torch.cuda.synchronize(self.device)
+        peak = torch.cuda.max_memory_allocated(self.device) - cache_bytes
+        torch.cuda.empty_cache()
+        free_now, _ = torch.cuda.mem_get_info(self.device)
+        non_kv = (self._free_at_start - free_now) + (
+            peak - torch.cuda.memory_allocated(self.device)
+        )
+        wanted = self._config.cache.kv_cache_memory
+        if wanted is not None:
+            return wanted
+        if self._requested <= non_kv:
+            raise ConfigError(
+                f"gpu_memory_utilization={self._config.cache.gpu_memory_utilization} gives "
+                f"{_gib(self._requested)}, but weights and activations take {_gib(non_kv)}; raise "
+                f"it, or lower max_num_batched_tokens.",
+                field="gpu_memory_utilization",
+            )
+        return self._requested - non_kv
+
+    def _max_num_tokens(self) -> int:
+        """Most tokens of one request in a step."""
+        return min(self._config.scheduler.max_num_batched_tokens, self._max_model_len)
+
+    def _activation_bytes(self) -> int:
+        """Estimate the peak of a full step from its shapes.
+
+        Widest at the feed-forward (input, residual, gate and up, product), or at
+        attention (input, residual, q, k, v, rotated copies, output); beside them the gathered
+        K and V, and the logits with one masked copy.
+        """
+        spec, width = self._spec, self.dtype.itemsize
+        num_tokens = self._config.scheduler.max_num_batched_tokens
+        head_rows = spec.num_attention_heads + spec.num_key_value_heads
+        feed_forward = 2 * spec.hidden_size + 3 * spec.intermediate_size
+        attention = 2 * spec.hidden_size + 4 * head_rows * spec.head_dim
+        positions = max(MAX_GATHERED_POSITIONS, self._max_model_len)
+        gathered = 2 * positions * spec.num_key_value_heads * spec.head_dim
+        logits = 2 * 4 * self._config.scheduler.max_num_seqs * spec.vocab_size
+        return (num_tokens * max(feed_forward, attention) + gathered) * width + logits
+
+    def _make_kv_caches(self, num_blocks: int) -> list[KVCache]:
+        spec = self._spec
+        shape = (
+            num_blocks,
+            spec.num_key_value_heads,
+            self._config.cache.block_size,
+            spec.head_dim,
+        )
+        return [
+            KVCache(self._zeros(shape), self._zeros(shape)) for _ in range(spec.num_hidden_layers)
+        ]
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        """Allocate zeros: what attention masks out must be finite, for 0 × NaN is NaN."""
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        # Zeroed memory from the system is not touched until it is used; torch.zeros would
+        # write all of it, 1 s for 4 GiB.
+        num_bytes = math.prod(shape) * self.dtype.itemsize
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(self.dtype).view(shape)
+
+    @torch.inference_mode()
+    def _dummy_step(self, query_lens: list[int], num_logits: int = 1) -> int:
+        """Run a forward pass of new requests over a cache of its own, and compute logits.
+
+        Returns:
+            Bytes of that cache.
+        """
+        block_size = self._config.cache.block_size
+        model_input, num_blocks = self._dummy_input(query_lens, block_size)
+        kv_caches = self._make_kv_caches(num_blocks)
+        hidden = self.runner.forward(model_input, kv_caches)
+        self.model.compute_logits(hidden[:1].expand(num_logits, -1))
+        return sum(cache.nbytes for pair in kv_caches for cache in pair)
+
+    def _dummy_input(self, query_lens: list[int], block_size: int) -> tuple[ModelInput, int]:
+        lengths = np.array(query_lens, np.int64)
+        positions = np.concatenate([np.arange(length) for length in query_lens])
+        max_blocks = -(-int(lengths.max()) // block_size)
+        block_ids = np.arange(len(lengths) * max_blocks, dtype=np.int32)
+        query_start_loc = np.concatenate(([0], np.cumsum(lengths)))
+        slot_mapping = np.concatenate(
+            [
+                row * max_blocks * block_size + np.arange(end - start)
+                for row, (start, end) in enumerate(pairwise(query_start_loc.tolist()))
+            ]
+        )
+        model_input = self.runner.to_device(
+            input_ids=np.zeros(len(positions), np.int32),
+            positions=positions,
+            query_start_loc=query_start_loc,
+            seq_lens=lengths,
+            slot_mapping=slot_mapping,
+            block_tables=block_ids.reshape(len(lengths), max_blocks),
+        )
+        return model_input, block_ids.size
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

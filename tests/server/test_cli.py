@@ -1,0 +1,122 @@
+"""The command line, called as a user calls it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from octavo_core.config import EngineConfig, options
+from octavo_core.errors import ConfigError
+from octavo_server import __version__
+from octavo_server.cli.parser import build_parser
+from octavo_server.cli.serve import config_from_arguments
+
+
+def octavo(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "octavo_server", *args],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=env,
+    )
+
+
+def config(*args: str) -> EngineConfig:
+    parser, _ = build_parser("serve")
+    return config_from_arguments(parser.parse_args(["serve", *args]))
+
+
+def test_the_version_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from octavo_server.__main__ import main; main(['--version']);"
+        "print([m for m in ('msgspec', 'argparse', 'zmq', 'fastapi', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"octavo {__version__}", "[]"]
+    best = 9.0
+    for _ in range(3):  # the machine may be busy
+        started = time.monotonic()
+        assert octavo("--version").stdout == f"octavo {__version__}\n"
+        best = min(best, time.monotonic() - started)
+    assert best < 0.3
+
+
+def test_help_lists_every_setting_with_its_group() -> None:
+    text = octavo("serve", "--help").stdout
+    for option in options():
+        assert "--" + option.name.replace("_", "-") in text
+    assert "--no-enable-prefix-caching" in text
+    assert "{auto,cpu,cuda}" in text
+    assert "scheduler:" in text
+
+
+def test_flags_become_the_configuration() -> None:
+    result = config(
+        "folder", "--block-size", "8", "--no-enable-prefix-caching", "--max-model-len=2k"
+    )
+    assert result.model.model == "folder"
+    assert result.cache.block_size == 8
+    assert result.cache.enable_prefix_caching is False
+    assert result.model.max_model_len == 2000
+    assert result.source_of("block_size") == "flag --block-size"
+    assert result.source_of("port") == "default"
+
+
+def test_the_environment_counts_unless_a_flag_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_PORT", "1234")
+    monkeypatch.setenv("OCTAVO_ENABLE_PREFIX_CACHING", "false")
+    assert config().server.port == 1234
+    assert config().cache.enable_prefix_caching is False
+    assert config("--port", "5").server.port == 5
+
+
+def test_a_model_given_twice() -> None:
+    assert config("x", "--model", "x").model.model == "x"
+    with pytest.raises(ConfigError, match="twice"):
+        config("x", "--model", "y")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["serve", "--max-num-seq", "3"], ["--max-num-seq", "did you mean --max-num-seqs?"]),
+        (["serve", "--zzz"], ["--zzz"]),
+        (["serve", "a", "b"], ["b"]),
+        (["serve", "--port", "70000"], ["70000", "65535", "flag --port"]),
+        (["serve", "--port"], ["--port"]),
+        (["serve", "--device", "tpu"], ["device", "tpu"]),
+        (["sreve"], ["sreve", "serve"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(args: list[str], words: list[str]) -> None:
+    done = octavo(*args)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert all(word in line for word in words), line
+    assert done.stdout == ""
+
+
+def test_no_command_shows_the_help() -> None:
+    done = octavo()
+    assert done.returncode == 2
+    assert "serve" in done.stdout
+
+
+def test_a_port_in_use_is_found_before_anything_is_loaded() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        started = time.monotonic()
+        done = octavo("serve", "--port", str(port))
+        elapsed = time.monotonic() - started
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert str(port) in line
+    assert "in use" in line
+    assert elapsed < 2  # 0.3 s on an idle machine

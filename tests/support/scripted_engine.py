@@ -1,0 +1,228 @@
+"""An engine process without a model: the real loop, scheduler and wire, and a scripted executor.
+
+Its "model" speaks bytes. The answer repeats the prompt, byte by byte, and ends with `EOS`
+after ``max_tokens`` or where the prompt ends. Words in the prompt ask for misbehaviour:
+``slow`` makes each step take 20 ms, ``break`` raises in the first step and ``crack`` in a
+later one, ``die`` ends the process after a few tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from octavo_core.config import EngineConfig
+from octavo_core.engine_core import EngineCore
+from octavo_core.errors import ModelError
+from octavo_core.executor import ProgressCallback
+from octavo_core.model_spec import read_model_spec
+from octavo_core.process import exit_with_parent, ignore_terminal_interrupt
+from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from octavo_core.wire import TokenLogprobs
+from octavo_server.engine_process import Engine, FrontLink, serve_engine
+from octavo_server.logging_setup import configure_logging
+
+EOS = "<eos>"
+EXIT_CODE = 7
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}={{ message.content }};{% endfor %}"
+    "{% if add_generation_prompt %}a={% endif %}"
+)
+
+
+def write_byte_model(folder: Path, **config: object) -> Path:
+    """Write a model folder whose tokens are the 256 bytes and `EOS`; its weights are empty."""
+    folder.mkdir(parents=True, exist_ok=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(
+        models.BPE({letter: index for index, letter in enumerate(alphabet)}, [])
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(EOS, special=True)])
+    backend.save(str(folder / "tokenizer.json"))
+    files = {
+        "config.json": {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 8,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "vocab_size": 257,
+            "max_position_embeddings": 512,
+            "rms_norm_eps": 1e-6,
+            "hidden_act": "silu",
+            "eos_token_id": 256,
+            **config,
+        },
+        "tokenizer_config.json": {"eos_token": EOS, "chat_template": CHAT_TEMPLATE},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def run_scripted_engine(address: str, log_level: str) -> None:
+    """Take the place of `octavo_server.engine_process.run_engine`."""
+    exit_with_parent()
+    ignore_terminal_interrupt()
+    configure_logging(log_level, "engine")
+    sys.exit(serve_engine(FrontLink(address), _build, preload="json"))
+
+
+def run_slow_start(address: str, log_level: str) -> None:
+    """An engine whose model takes a minute to load."""
+    exit_with_parent()
+    ignore_terminal_interrupt()
+    sys.exit(serve_engine(FrontLink(address), _SlowStart, preload="json"))
+
+
+def run_broken_model(address: str, log_level: str) -> None:
+    """An engine that can't load its model."""
+    exit_with_parent()
+    sys.exit(serve_engine(FrontLink(address), _refuse, preload="json"))
+
+
+def run_dying_start(address: str, log_level: str) -> None:
+    """An engine that ends without a word."""
+    os._exit(EXIT_CODE)
+
+
+def slow_download(model: str, revision: str | None, on_progress: ProgressCallback) -> None:
+    """Take the place of `resolve_model` while it fetches a model in another process."""
+    download = subprocess.Popen(["sleep", "60"])
+    try:
+        while download.poll() is None:
+            on_progress("downloading", 0.5)
+            time.sleep(0.05)
+    finally:
+        download.kill()
+        download.wait()
+
+
+def _build(config: EngineConfig) -> Engine:
+    return EngineCore(config, read_model_spec(config.model_path), ScriptedExecutor())
+
+
+def _refuse(config: EngineConfig) -> Engine:
+    raise ModelError("tensor x has the wrong shape.", field="model")
+
+
+class _SlowStart:
+    def __init__(self, config: EngineConfig) -> None:
+        pass
+
+    def start(self, on_progress: ProgressCallback) -> None:
+        on_progress("loading weights", 0.25)
+        time.sleep(60)
+
+    def shutdown(self) -> None:
+        pass
+
+
+class ScriptedExecutor:
+    """Repeats each prompt."""
+
+    device = "cpu"
+    dtype = "float32"
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, list[int]] = {}
+        self._num_known: dict[int, int] = {}
+        self._logprobs: dict[int, int | None] = {}
+        self._output: Future[ModelRunnerOutput] = Future()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        encode = dict(zip(_byte_letters(), range(256), strict=True))
+        # Token id to the byte that it stands for.
+        self._bytes = [encode[letter] for letter in alphabet] + [0]
+
+    def load_model(self, on_progress: ProgressCallback) -> None:
+        on_progress("loading weights", 1.0)
+
+    def determine_available_memory(self) -> int:
+        return 1 << 20
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        pass
+
+    def warm_up(self) -> None:
+        pass
+
+    def check_health(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        self._output = Future()
+        try:
+            self._output.set_result(self._run(scheduler_output))
+        except RuntimeError as error:
+            self._output.set_exception(error)
+
+    def sample_tokens(self, grammar: GrammarOutput | None) -> Future[ModelRunnerOutput]:
+        return self._output
+
+    def _run(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        for slot in step.freed_slots:
+            self._prompts.pop(slot, None)
+        for request in step.new_requests:
+            self._prompts[request.slot] = request.token_ids[: request.num_prompt_tokens]
+            self._num_known[request.slot] = len(request.token_ids)
+            self._logprobs[request.slot] = request.sampling_params.logprobs
+        for slot in step.slots:
+            self._misbehave(slot)
+        sampled = []
+        logprobs = {}
+        for row, slot in enumerate(step.slots):
+            end = step.num_computed_tokens[row] + step.num_scheduled_tokens[row]
+            sampled.append(self._next(slot, end))
+            if sampled[-1] >= 0 and self._logprobs[slot] is not None:
+                logprobs[row] = self._some_logprobs(slot, sampled[-1])
+        return ModelRunnerOutput(step.step_id, sampled, logprobs)
+
+    def _next(self, slot: int, end: int) -> int:
+        if end < self._num_known[slot]:
+            return -1
+        prompt = self._prompts[slot]
+        position = self._num_known[slot] - len(prompt)
+        self._num_known[slot] += 1
+        return prompt[position] if position < len(prompt) else 256
+
+    def _some_logprobs(self, slot: int, token_id: int) -> TokenLogprobs:
+        count = self._logprobs[slot] or 0
+        tops = [(token_id + i) % 257 for i in range(count)]
+        values = [-0.5 - i for i in range(count)]
+        return TokenLogprobs([token_id, *tops], [-0.5, *values], 1)
+
+    def _text(self, slot: int) -> bytes:
+        return bytes(self._bytes[token_id] for token_id in self._prompts[slot])
+
+    def _misbehave(self, slot: int) -> None:
+        prompt = self._text(slot)
+        is_late = self._num_known[slot] - len(prompt) >= 3
+        if b"slow" in prompt:
+            time.sleep(0.02)
+        if b"die" in prompt and is_late:
+            os._exit(EXIT_CODE)
+        if b"break" in prompt or (b"crack" in prompt and is_late):
+            raise RuntimeError("the prompt asked for it")
+
+
+def _byte_letters() -> list[str]:
+    """GPT-2's letter for each byte: printable Latin-1 is itself, the rest is numbered."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

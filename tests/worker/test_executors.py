@@ -1,0 +1,242 @@
+"""The two executors and the worker behind them, on real models."""
+
+import os
+import signal
+import time
+
+import msgspec
+import psutil
+import pytest
+import torch
+
+from octavo_core import errors
+from octavo_core.errors import ConfigError, EngineDeadError, EngineError, ModelError
+from octavo_core.model_spec import read_model_spec
+from octavo_core.sampling_params import SamplingParams
+from octavo_worker.executors import create_executor, messages
+from octavo_worker.executors.multiproc import MultiprocExecutor
+from octavo_worker.executors.uniproc import UniProcExecutor
+
+BACKENDS = ("uni", "mp")
+PROMPT = [5, 17, 200, 3, 88, 41, 7, 7, 120]
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=4, max_tokens=None)
+
+
+def _start(make_config, path, num_blocks=20, **values):
+    config = make_config(path, **values)
+    executor = create_executor(config, read_model_spec(path))
+    reports = []
+    try:
+        executor.load_model(lambda stage, progress: reports.append((stage, progress)))
+        assert executor.determine_available_memory() == 1 << 24
+        executor.initialize_kv_cache(num_blocks)
+        executor.warm_up()
+    except BaseException:
+        executor.shutdown()
+        raise
+    assert reports[-1] == ("loading weights", 1.0)
+    return executor
+
+
+@pytest.fixture(scope="module")
+def running(make_config, tiny_folder):
+    """Both executors, on the same tiny model."""
+    executors = {
+        name: _start(make_config, tiny_folder, distributed_executor_backend=name)
+        for name in BACKENDS
+    }
+    yield executors
+    for executor in executors.values():
+        executor.shutdown()
+
+
+def test_the_configuration_chooses(running):
+    assert isinstance(running["uni"], UniProcExecutor)
+    assert isinstance(running["mp"], MultiprocExecutor)
+    for executor in running.values():
+        assert (executor.device, executor.dtype) == ("cpu", "float32")
+        executor.check_health()
+
+
+def test_both_give_the_tokens_that_transformers_gives(running, drive, make_llama):
+    expected = make_llama().generate(
+        torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False, eos_token_id=None
+    )[0, len(PROMPT) :]
+    for executor in running.values():
+        assert drive.generate(executor, PROMPT, 20) == expected.tolist()
+
+
+def test_seeded_answers_are_the_same_in_both_in_any_slot_and_twice(running, drive):
+    answers = [
+        drive.generate(executor, PROMPT, 20, SAMPLED, slot=slot)
+        for executor in running.values()
+        for slot in (0, 5)
+    ]
+    assert answers[0] == answers[1] == answers[2] == answers[3]
+    assert answers[0] != drive.generate(running["uni"], PROMPT, 20)
+
+
+def test_a_resumed_answer_goes_on_as_if_nothing_had_happened(running, drive):
+    executor = running["uni"]
+    whole = drive.generate(executor, PROMPT, 12, SAMPLED)
+    known = [*PROMPT, *whole[:7]]
+    request = drive.new_request(3, known, list(range(20)), SAMPLED, num_prompt_tokens=len(PROMPT))
+    executor.execute_model(drive.step([(3, len(known), 0)], new=[request], freed=[3]))
+    assert executor.sample_tokens(None).result().sampled_token_ids == [whole[7]]
+
+
+def test_logprobs_cross(running, drive):
+    params = SamplingParams(temperature=0, logprobs=2)
+    found = []
+    for executor in running.values():
+        new = [drive.new_request(1, PROMPT, [1], params)]
+        executor.execute_model(drive.step([(1, len(PROMPT), 0)], new=new, freed=[1]))
+        found.append(executor.sample_tokens(None).result(timeout=30).logprobs[0])
+    assert found[0].token_ids == found[1].token_ids
+    assert found[0].logprobs == pytest.approx(found[1].logprobs, abs=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_error_in_a_step_comes_with_its_future_and_the_next_step_works(running, drive, backend):
+    executor = running[backend]
+    executor.execute_model(drive.step([(2, 5, 0)], freed=[2]))
+    future = executor.sample_tokens(None)
+    with pytest.raises((RuntimeError, EngineError), match="slot 2 is scheduled up to token 5"):
+        future.result(timeout=30)
+    assert len(drive.generate(executor, PROMPT, 2, slot=2)) == 2
+
+
+def test_steps_may_be_started_before_older_ones_are_sampled(running, drive):
+    executor = running["mp"]
+    new = [drive.new_request(slot, PROMPT, [slot]) for slot in (0, 1)]
+    executor.execute_model(drive.step([(0, 9, 0)], new=new, step_id=1))
+    executor.execute_model(drive.step([(1, 4, 0)], step_id=2))
+    first, second = executor.sample_tokens(None), executor.sample_tokens(None)
+    assert first.result(timeout=30).step_id == 1
+    assert second.result(timeout=30).sampled_token_ids == [-1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_that_cannot_be_loaded(make_config, tiny_folder, tmp_path, backend):
+    (tmp_path / "config.json").write_bytes((tiny_folder / "config.json").read_bytes())
+    with pytest.raises(ModelError, match=r"has neither model.safetensors") as caught:
+        _start(make_config, tmp_path, distributed_executor_backend=backend)
+    assert caught.value.field == "model.safetensors"
+
+
+def test_death_of_the_worker_fails_futures_and_health(make_config, tiny_folder, drive):
+    before = {child.pid for child in psutil.Process().children()}
+    executor = create_executor(
+        make_config(tiny_folder, distributed_executor_backend="mp"), read_model_spec(tiny_folder)
+    )
+    try:
+        executor.load_model(lambda stage, progress: None)
+        (pid,) = (
+            child.pid
+            for child in psutil.Process().children()
+            if child.pid not in before and "".join(child.cmdline()).startswith("octavo: worker")
+        )
+        os.kill(pid, signal.SIGSTOP)  # so that the answer is surely still to come
+        executor.execute_model(drive.step([]))
+        future = executor.sample_tokens(None)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match=f"process {pid}.*SIGKILL"):
+            future.result(timeout=10)
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            executor.check_health()
+        with pytest.raises(EngineDeadError):
+            executor.sample_tokens(None).result(timeout=10)
+        with pytest.raises(EngineDeadError):
+            executor.warm_up()
+    finally:
+        executor.shutdown()
+        executor.shutdown()
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["at once", "hanging"])
+def test_shutdown_leaves_no_process_even_while_loading(make_config, tiny_folder, stopped):
+    before = {child.pid for child in psutil.Process().children()}
+    executor = create_executor(
+        make_config(tiny_folder, distributed_executor_backend="mp"), read_model_spec(tiny_folder)
+    )
+    started = [
+        child for child in psutil.Process().children() if child.pid not in before
+    ]  # the worker, and perhaps Python's own resource tracker
+    worker = max(started, key=lambda child: child.pid)
+    if stopped:
+        os.kill(worker.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    executor.shutdown()
+    assert time.monotonic() - began < 6
+    assert not worker.is_running()
+    with pytest.raises(EngineDeadError):
+        executor.warm_up()
+
+
+def test_the_worker_has_a_title(running):
+    titles = ["".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert any(title.startswith("octavo: worker 0") for title in titles)
+
+
+def test_memory_for_the_cache(make_config, tiny_folder):
+    spec = read_model_spec(tiny_folder)
+    executor = create_executor(make_config(tiny_folder, kv_cache_memory=None), spec)
+    executor.load_model(lambda stage, progress: None)
+    available = executor.determine_available_memory()
+    assert 0 < available <= 4 << 30
+    assert available <= psutil.virtual_memory().available
+
+    executor = create_executor(make_config(tiny_folder, kv_cache_memory=1 << 50), spec)
+    executor.load_model(lambda stage, progress: None)
+    with pytest.raises(ConfigError, match=r"kv_cache_memory is 1048576.00 GiB \(from flag"):
+        executor.determine_available_memory()
+
+
+def test_the_cache_takes_no_memory_before_it_is_used(make_config, tiny_folder):
+    executor = create_executor(make_config(tiny_folder), read_model_spec(tiny_folder))
+    executor.load_model(lambda stage, progress: None)
+    before = psutil.Process().memory_info().rss
+    executor.initialize_kv_cache(200_000)  # 200,000 × 16 tokens × 512 bytes = 1.5 GiB
+    assert psutil.Process().memory_info().rss - before < 100 << 20
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_types(make_config, tiny_folder, drive, dtype):
+    executor = _start(make_config, tiny_folder, dtype=dtype)
+    assert executor.dtype == dtype
+    assert len(drive.generate(executor, PROMPT, 3)) == 3
+
+
+def test_a_gpu_that_is_not_there(make_config, tiny_folder):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    executor = create_executor(
+        make_config(tiny_folder, device="cuda"), read_model_spec(tiny_folder)
+    )
+    with pytest.raises(ConfigError, match=r"device is cuda \(from flag --device\).*--device cpu"):
+        executor.load_model(lambda stage, progress: None)
+
+
+def test_messages_are_plain_data():
+    command = messages.InitializeKVCache(7)
+    assert messages.decode_command(messages.encode(command)) == command
+    with pytest.raises(msgspec.DecodeError):
+        messages.decode_reply(messages.encode(command))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ModelError("bad", field="config.json"), ModelError),
+        (errors.ContextLengthError("long", field="prompt"), errors.ContextLengthError),
+        (EngineDeadError("gone"), EngineDeadError),
+        (KeyError("x"), EngineError),
+    ],
+)
+def test_errors_cross_as_kind_message_and_field(error, kind):
+    failure = messages.decode_reply(messages.encode(messages.failure_of(error)))
+    again = messages.error_of(failure)
+    assert type(again) is kind
+    assert str(error) in str(again)
+    assert getattr(again, "field", None) == getattr(error, "field", None)
