@@ -136,7 +136,7 @@ def wheels(session: nox.Session) -> None:
     session.run(python, "-c", ALL_COME_FROM_WHEELS, external=True)
     session.run(str(environment / "bin" / "octavo"), "--version", external=True)
     startup = str(ROOT / "bench" / "startup.py")
-    session.run(python, startup, "--runs", "1", "--limit", "300", external=True)
+    session.run(python, startup, "--runs", "1", "--warm-ups", "0", "--limit", "300", external=True)
 
 
 @nox.session(venv_backend="none")
