@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,14 +34,6 @@ def tiny_llama(**changes) -> LlamaForCausalLM:
         if name.endswith(("bias", "norm.weight")):  # zeros and ones would hide a mix-up
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
     return model
-
-
-def starter_gguf() -> Path:
-    """Return the starter model's file, or skip the test."""
-    path = os.environ.get("OCTAVO_DEV_GGUF")
-    if not path:
-        pytest.skip("OCTAVO_DEV_GGUF does not point at the starter model")
-    return Path(path)
 
 
 def engine_config(model_path: Path, **values) -> EngineConfig:
@@ -102,7 +93,9 @@ def tiny_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def starter_path() -> Path:
-    return starter_gguf()
+    """The starter model's file, fetched once by the server package."""
+    reason = "octavo-server, which fetches the starter model, is not installed"
+    return pytest.importorskip("octavo_server.starter_model", reason=reason).starter_gguf()
 
 
 @pytest.fixture(autouse=True)

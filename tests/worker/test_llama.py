@@ -10,6 +10,7 @@ from octavo_worker.layers.rotary import build_cos_sin_cache
 from octavo_worker.loading import load_weights
 from octavo_worker.model_runner import ModelRunner
 from octavo_worker.models import KVCache, resolve_model_class
+from support.starter_reference import starter_reference
 
 CPU = torch.device("cpu")
 # Both compute in float32 and sum in another order. Logits are of order one.
@@ -151,26 +152,4 @@ def test_starter_model_matches_transformers_on_the_same_weights(starter, drive):
 @pytest.fixture(scope="module")
 def starter(starter_path):
     """The starter model's file, and transformers' model with the weights that it unpacks itself."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    # SmolLM2-135M-Instruct's config.json.
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-        tie_word_embeddings=True,
-    )
-    reference = LlamaForCausalLM(config)
-    # from_pretrained(gguf_file=...) does this too, but wants accelerate.
-    loaded = load_gguf_checkpoint(starter_path, return_tensors=True, model_to_load=reference)
-    missing, unexpected = reference.load_state_dict(loaded["tensors"], strict=False)
-    assert (missing, unexpected) == (["lm_head.weight"], [])
-    reference.tie_weights()
-    return starter_path, reference.eval()
+    return starter_path, starter_reference(starter_path)

@@ -30,7 +30,7 @@ def _batch(drive, *params, num_tokens=3, num_prompt_tokens=3):
 def test_tiny_temperatures_take_the_likeliest_token(drive, temperature):
     """Case S01: temperatures between 1e-5 and 1e-4 once overflowed."""
     logits = torch.randn(20, VOCAB) * 3
-    logits[torch.arange(20), torch.arange(20)] = logits.max(dim=-1).values + 0.5
+    logits[torch.arange(20), torch.arange(20)] = logits.max(dim=-1).values + 1e-3
     params = [SamplingParams(temperature=temperature, seed=seed) for seed in range(20)]
     batch, slots = _batch(drive, *params)
     token_ids, _ = sample_rows(logits, batch, slots)

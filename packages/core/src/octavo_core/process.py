@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from multiprocessing.connection import wait
+from pathlib import Path
 
 
-def exit_with_parent() -> None:
+def exit_with_parent(folder: Path | None = None) -> None:
     """End this process at once when the process that spawned it is gone, however it died.
 
     Starts a daemon thread that waits on the parent's sentinel. Does nothing in a
     process that multiprocessing did not start.
+
+    Args:
+        folder: Private folder of the parent for both, which it can't remove any more.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -21,6 +26,8 @@ def exit_with_parent() -> None:
 
     def watch() -> None:
         wait([parent.sentinel])
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -15,10 +15,9 @@ MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 1024
 SEED_BITS = 63
 
-# A temperature under this is greedy: dividing by it would overflow.
-GREEDY_TEMPERATURE = 1e-5
-# A temperature between greedy and this is raised to it.
-MIN_TEMPERATURE = 0.01
+# A temperature under this is greedy. Who asks for 1e-4 means 0, and dividing by it would
+# blow rounding errors up into choices.
+GREEDY_TEMPERATURE = 0.01
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,7 +25,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         n: How many answers to the same prompt, 1 to 128.
-        temperature: 0 is greedy; at most 2.
+        temperature: 0 is greedy, and so is everything under 0.01; at most 2.
         top_p: Keep the smallest set of tokens whose probability reaches it, in (0, 1].
         top_k: Keep this many tokens; 0 or -1 keeps all.
         min_p: Keep tokens at least this share as likely as the likeliest, in [0, 1].

@@ -62,7 +62,7 @@ def run_engine(address: str, log_level: str) -> None:
         address: ZMQ address that the front listens on.
         log_level: Least severe line logged.
     """
-    exit_with_parent()
+    exit_with_parent(Path(address.removeprefix("ipc://")).parent)
     ignore_terminal_interrupt()
     setproctitle.setproctitle("octavo: engine")
     configure_logging(log_level, "engine")

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo_core.sampling_params import GREEDY_TEMPERATURE, MIN_TEMPERATURE
+from octavo_core.sampling_params import GREEDY_TEMPERATURE
 from octavo_core.scheduler_output import GrammarOutput
 from octavo_core.wire import TokenLogprobs
 from octavo_kernels import SamplingMetadata, compute_logprobs, sample
@@ -46,8 +46,7 @@ def sample_rows(
 
 def _sampling_metadata(batch: InputBatch, slots: NDArray[np.int64]) -> SamplingMetadata:
     temperature = batch.temperature[slots]
-    greedy = temperature < GREEDY_TEMPERATURE
-    temperature = np.where(greedy, 0, np.maximum(temperature, MIN_TEMPERATURE))
+    temperature = np.where(temperature < GREEDY_TEMPERATURE, 0, temperature)
     return SamplingMetadata(
         temperature=temperature.astype(np.float32),
         top_k=batch.top_k[slots],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -30,7 +31,7 @@ def run_worker(
     """
     setproctitle(f"octavo: worker {rank}")
     ignore_terminal_interrupt()
-    exit_with_parent()
+    exit_with_parent(Path(commands_address.removeprefix("ipc://")).parent)
     with zmq.Context() as context:
         commands, replies = context.socket(zmq.PULL), context.socket(zmq.PUSH)
         # Last replies may be waited for, but not beyond the parent's own patience.
