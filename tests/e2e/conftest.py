@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from octavo_server.starter_model import starter_gguf
 
+from octavo_server.starter_model import starter_gguf
 from support.server import Server, running_server
 
 
