@@ -62,17 +62,31 @@ def run_engine(address: str, log_level: str) -> None:
         address: ZMQ address that the front listens on.
         log_level: Least severe line logged.
     """
+    _run_engine(address, log_level, preload="octavo_worker.executors.uniproc")
+
+
+def run_engine_beside_workers(address: str, log_level: str) -> None:
+    """Like `run_engine`, where the workers have processes of their own: without torch."""
+    _run_engine(address, log_level, preload="octavo_worker.executors.multiproc")
+
+
+def engine_target(distributed_executor_backend: str) -> EngineTarget:
+    """Return what the engine process has to run for an executor."""
+    return run_engine if distributed_executor_backend == "uni" else run_engine_beside_workers
+
+
+def _run_engine(address: str, log_level: str, preload: str) -> None:
     exit_with_parent(Path(address.removeprefix("ipc://")).parent)
     ignore_terminal_interrupt()
     setproctitle.setproctitle("octavo: engine")
     configure_logging(log_level, "engine")
-    sys.exit(serve_engine(FrontLink(address), _build_engine))
+    sys.exit(serve_engine(FrontLink(address), _build_engine, preload))
 
 
 def serve_engine(
     link: FrontLink,
     build: Callable[[EngineConfig], Engine],
-    preload: str = "octavo_worker.executors",
+    preload: str,
 ) -> int:
     """Shake hands over `link`, start the engine that `build` returns, and run its loop.
 
@@ -87,7 +101,7 @@ def serve_engine(
     engine: Engine | None = None
     try:
         link.send(wire.Hello(os.getpid(), __version__))
-        link.report_progress("importing torch", None)
+        link.report_progress("importing the executor", None)
         importlib.import_module(preload)
         link.report_progress("waiting for the model's files", None)
         config = link.receive_config()
@@ -205,7 +219,7 @@ class EngineProcess:
         process: The process, started.
     """
 
-    def __init__(self, log_level: str, target: EngineTarget = run_engine) -> None:
+    def __init__(self, log_level: str, target: EngineTarget) -> None:
         self._directory = _make_private_directory()
         self.address = f"ipc://{self._directory / 'engine.sock'}"
         # Spawn, never fork: a fork would copy the front's threads' locks and its socket.

@@ -22,7 +22,7 @@ import setproctitle
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError, EngineDeadError
 from octavo_server import __version__
-from octavo_server.engine_process import EngineProcess, EngineTarget, run_engine
+from octavo_server.engine_process import EngineProcess, EngineTarget, engine_target
 from octavo_server.logging_setup import configure_logging
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ _INTERRUPTED_LOAD_SECONDS = 2.0
 _LOADING_THREAD = "loading"
 
 
-def run_front(config: EngineConfig, engine_target: EngineTarget = run_engine) -> int:
+def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
     """Serve until a signal or the engine's death.
 
     Args:
         config: All settings; the model's path is found here.
-        engine_target: What the engine process runs.
+        target: What the engine process runs; by default what the executor asks for.
 
     Returns:
         Exit code: 0 after a signal, 1 if the engine died.
@@ -71,7 +71,10 @@ def run_front(config: EngineConfig, engine_target: EngineTarget = run_engine) ->
         for signal_number in _SIGNALS:
             signal.signal(signal_number, lambda number, _frame: noted.append(number))
         # The engine spends seconds on importing torch; it starts before our own imports.
-        engine = EngineProcess(config.server.log_level, engine_target)
+        engine = EngineProcess(
+            config.server.log_level,
+            target or engine_target(config.parallel.distributed_executor_backend),
+        )
         try:
             code = asyncio.run(_Front(config, listener, engine, noted).run())
         finally:
