@@ -163,6 +163,18 @@ async def test_a_failed_request_is_a_delta_with_an_error(tmp_path: Path) -> None
         assert client.num_in_flight == 0
 
 
+async def test_a_late_reader_gets_the_text_before_the_error(tmp_path: Path) -> None:
+    async with running_client(tmp_path) as client:
+        await client.wait_ready()
+        generation = client.generate("r", requests(tmp_path, "r", "crack it"))
+        while client.num_in_flight:
+            await asyncio.sleep(0.02)
+        (text,), (error,) = [deltas async for deltas in generation]
+        assert (text.error, text.finish_reason) == (None, None)
+        assert text.text
+        assert error.error is not None
+
+
 async def test_the_engines_death_reaches_every_reader(tmp_path: Path) -> None:
     async with running_client(tmp_path) as client:
         await client.wait_ready()

@@ -280,7 +280,7 @@ class Generation:
         """Take one delta from the engine."""
         waiting = self._pending.setdefault(delta.index, [])
         waiting.append(delta)
-        if len(waiting) >= _JOIN_DELTAS:
+        if len(waiting) >= _JOIN_DELTAS and delta.error is None:
             waiting[:] = [join_deltas(waiting)]
         if delta.finish_reason is not None and self._unfinished.pop(delta.index, None) is not None:
             self._client._choice_ended()
@@ -312,6 +312,10 @@ class Generation:
             self._wake.clear()
             await self._wake.wait()
         pending, self._pending = self._pending, {}
+        for index, deltas in pending.items():
+            if deltas[-1].error is not None and len(deltas) > 1:
+                # The reader gets what came before the error first, however late it is.
+                self._pending[index] = [deltas.pop()]
         return [join_deltas(deltas) for deltas in pending.values()]
 
     async def __aenter__(self) -> Self:
