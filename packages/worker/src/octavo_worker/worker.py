@@ -27,9 +27,6 @@ from octavo_worker.model_runner import ModelInput, ModelRunner
 from octavo_worker.models import KVCache, resolve_model_class
 
 DEFAULT_CPU_KV_CACHE = 4 << 30
-# Tokens of the forward pass that proves a model on a CPU. A full step of 2,048 would take
-# the starter model 5 s on 2 cores; its memory follows from the shapes instead.
-CPU_DUMMY_TOKENS = 32
 
 
 class Worker:
@@ -93,7 +90,7 @@ class Worker:
         )
 
     def determine_available_memory(self) -> int:
-        """Run a dummy step, and return the bytes that are left for the KV cache.
+        """Return the bytes that are left for the KV cache beside a full step.
 
         Raises:
             ConfigError: Nothing is left, or ``kv_cache_memory`` is more than there is.
@@ -134,10 +131,10 @@ class Worker:
         """Plan a CPU's memory.
 
         Torch keeps no count of a CPU's peak, and the resident size counts what other
-        libraries do, so activations are taken from the shapes of a full step. The dummy
-        step is small: it proves that the model runs.
+        libraries do, so activations are taken from the shapes of a full step: a dummy of
+        2,048 tokens would take the starter model 5 s on 2 cores. That the model runs at all
+        is shown by `warm_up`.
         """
-        self._dummy_step([min(CPU_DUMMY_TOKENS, self._max_num_tokens())])
         available = available_cpu_memory()
         activations = self._activation_bytes()
         wanted = self._config.cache.kv_cache_memory
