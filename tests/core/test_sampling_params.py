@@ -31,6 +31,16 @@ from octavo_core.sampling_params import SamplingParams
         ("stop", ("x",) * 17),
         ("stop", ("x" * 257,)),
         ("stop_token_ids", (1,) * 1025),
+        ("n", 1.5),
+        ("n", True),
+        ("temperature", "hot"),
+        ("top_k", 2.5),
+        ("max_tokens", 2.5),
+        ("logprobs", True),
+        ("stop", 5),
+        ("stop", ["a", 5]),
+        ("stop_token_ids", ["a"]),
+        ("ignore_eos", 1),
     ],
 )
 def test_a_value_outside_its_limits_is_refused_by_name(field: str, value: object) -> None:
@@ -42,6 +52,13 @@ def test_a_value_outside_its_limits_is_refused_by_name(field: str, value: object
 def test_stop_strings_need_the_text() -> None:
     with pytest.raises(InvalidRequestError, match="detokenize"):
         SamplingParams(stop=("x",), detokenize=False)
+
+
+def test_one_stop_string_and_lists_are_taken_for_what_they_mean() -> None:
+    params = SamplingParams(stop="Q R", stop_token_ids=[1, 2])  # type: ignore[arg-type]
+    assert (params.stop, params.stop_token_ids) == (("Q R",), (1, 2))
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 def test_greedy() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -56,6 +57,19 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     assert "Traceback" not in server.log
 
 
+@pytest.mark.parametrize("delay", [0.2, 0.5, 0.8, 2.0])
+def test_ctrl_c_in_a_terminal_while_loading(tmp_path: Path, delay: float) -> None:
+    """A terminal signals the whole group, the engine that is just starting included."""
+    server = Server("--distributed-executor-backend", "mp", log=tmp_path / "log")
+    time.sleep(delay)
+    pids = server.processes
+    os.killpg(server.process.pid, signal.SIGINT)
+    assert server.process.wait(timeout=10) in (0, 130, -signal.SIGINT)
+    assert_gone(pids)
+    if delay > 0.3:  # before that, Python itself is still starting
+        assert "Traceback" not in server.log
+
+
 def test_sigterm_while_loading(tmp_path: Path) -> None:
     server = Server(log=tmp_path / "log")
     time.sleep(1.0)
@@ -80,6 +94,39 @@ def test_a_dead_engine_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
         subprocess.run(["kill", "-9", str(engine)], check=True)
         assert server.process.wait(timeout=20) != 0
     assert "engine" in server.log.splitlines()[-1]
+
+
+def test_a_dead_worker_is_noticed_by_an_idle_server(tmp_path: Path) -> None:
+    with running_server("--distributed-executor-backend", "mp", log=tmp_path / "log") as server:
+        (worker,) = [pid for pid in server.processes if command_line(pid) == "octavo: worker 0"]
+        os.kill(worker, signal.SIGKILL)
+        assert server.process.wait(timeout=20) != 0
+    assert "worker 0" in server.log.splitlines()[-1]
+
+
+LLM_WITHOUT_SHUTDOWN = """
+from octavo_server import LLM, SamplingParams
+
+if __name__ == "__main__":
+    llm = LLM(distributed_executor_backend="mp", max_model_len=128)
+    print(llm.generate("One, two,", SamplingParams(max_tokens=2))[0].outputs[0].token_ids)
+"""
+
+
+def test_a_script_that_just_ends_leaves_nothing(tmp_path: Path) -> None:
+    script, folder = tmp_path / "script.py", tmp_path / "tmp"
+    script.write_text(LLM_WITHOUT_SHUTDOWN)
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(folder.iterdir()) == []
 
 
 def test_running_requests_finish_after_sigterm(tmp_path: Path) -> None:

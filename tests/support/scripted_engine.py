@@ -24,7 +24,7 @@ from octavo_core.engine_core import EngineCore
 from octavo_core.errors import ModelError
 from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import read_model_spec
-from octavo_core.process import exit_with_parent, ignore_terminal_interrupt
+from octavo_core.process import exit_with_parent
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from octavo_core.wire import TokenLogprobs
 from octavo_server.engine_process import Engine, FrontLink, serve_engine
@@ -76,7 +76,6 @@ def write_byte_model(folder: Path, **config: object) -> Path:
 def run_scripted_engine(address: str, log_level: str) -> None:
     """Take the place of `octavo_server.engine_process.run_engine`."""
     exit_with_parent()
-    ignore_terminal_interrupt()
     configure_logging(log_level, "engine")
     sys.exit(serve_engine(FrontLink(address), _build, preload="json"))
 
@@ -84,7 +83,6 @@ def run_scripted_engine(address: str, log_level: str) -> None:
 def run_slow_start(address: str, log_level: str) -> None:
     """An engine whose model takes a minute to load."""
     exit_with_parent()
-    ignore_terminal_interrupt()
     sys.exit(serve_engine(FrontLink(address), _SlowStart, preload="json"))
 
 

@@ -64,6 +64,7 @@ class Server:
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(env or {})},
+                start_new_session=True,  # so that a test can signal the whole group
             )
 
     def wait_until_ready(self) -> None:

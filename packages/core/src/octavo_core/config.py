@@ -197,13 +197,17 @@ def options() -> Iterator[Option]:
 
 
 def resolve_config(
-    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    keywords: Mapping[str, Any] | None = None,
 ) -> EngineConfig:
-    """Merge flags and environment over the defaults.
+    """Merge flags or keywords, and the environment, over the defaults.
 
     Args:
         flags: Flat field names to values; strings are parsed, None means not given.
         environ: Environment; only names of the form ``OCTAVO_<FIELD>`` are read.
+        keywords: Like `flags`, for values that came as Python keywords.
 
     Raises:
         ConfigError: Names the field, where its value came from, and the limit.
@@ -216,6 +220,9 @@ def resolve_config(
     for name, value in (flags or {}).items():
         if value is not None:
             values[name] = (value, f"flag --{name.replace('_', '-')}")
+    for name, value in (keywords or {}).items():
+        if value is not None:
+            values[name] = (value, f"keyword {name}")
     return _apply(EngineConfig(), values)
 
 

@@ -102,6 +102,14 @@ class EngineCore:
         """True if `step` has something to do."""
         return bool(self._refusals) or self.scheduler.has_unfinished_requests()
 
+    def check_health(self) -> None:
+        """Look after the workers, which nobody else does while there is nothing to compute.
+
+        Raises:
+            EngineDeadError: A worker is gone.
+        """
+        self._executor.check_health()
+
     def step(self) -> EngineCoreOutputs:
         """Run one step.
 

@@ -141,7 +141,10 @@ class _Reader:
         num_tensors, num_pairs = self._scalar("Q"), self._scalar("Q")
         # The smallest entry of either table has more than 12 bytes.
         if (num_tensors + num_pairs) * 12 > self._size:
-            raise self._error(f"it states {num_tensors} tensors and {num_pairs} metadata entries")
+            raise self._error(
+                f"it states {num_tensors} tensors and {num_pairs} metadata entries, more than its "
+                f"{self._size} bytes can hold; the file is cut short or damaged"
+            )
         metadata = self._metadata(num_pairs)
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
@@ -218,7 +221,10 @@ class _Reader:
             item_bytes = struct.calcsize("<" + code)
             return list(struct.unpack(f"<{length}{code}", self._take(length * item_bytes)))
         if length * 8 > self._size:  # a string or array has at least its own 8-byte length
-            raise self._error(f"it states {length} items")
+            raise self._error(
+                f"it states {length} items, more than the file's {self._size} bytes can hold; the "
+                f"file is cut short or damaged"
+            )
         return [self._value(item_type, depth + 1) for _ in range(length)]
 
     def _string(self) -> str:

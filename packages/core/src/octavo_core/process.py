@@ -7,7 +7,9 @@ import os
 import shutil
 import signal
 import threading
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 
@@ -33,6 +35,17 @@ def exit_with_parent(folder: Path | None = None) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def ignore_terminal_interrupt() -> None:
-    """Ignore SIGINT, which a terminal sends to the whole group: the parent decides when to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def start_without_interrupts(process: BaseProcess) -> None:
+    """Start a child that a terminal's Ctrl-C does not reach.
+
+    A terminal sends SIGINT to the whole group, and a child would print a traceback where its
+    parent ends in order. The child inherits the blocked signal, so that it is safe from its
+    first instruction on; the parent gets what came in the meantime right after.
+    """
+    # Starting the tracker, which a first child does, would unblock the signal again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import msgspec
 
@@ -67,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_types()
         _check_range("n", self.n, 1, MAX_N)
         _check_range("temperature", self.temperature, 0.0, 2.0)
         _check_range("top_p", self.top_p, 0.0, 1.0)
@@ -96,10 +98,73 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 field="stop",
             )
 
+    def _check_types(self) -> None:
+        """Refuse values of a wrong type, which a constructor takes without a word.
+
+        One stop string, and lists in place of tuples, are taken for what they mean.
+        """
+        if isinstance(self.stop, str):
+            msgspec.structs.force_setattr(self, "stop", (self.stop,))
+        for field in ("stop", "stop_token_ids", "eos_token_ids"):
+            value = getattr(self, field)
+            if isinstance(value, list):
+                msgspec.structs.force_setattr(self, field, tuple(value))
+        for field, (is_right, what) in _FIELD_TYPES.items():
+            value = getattr(self, field)
+            if not is_right(value):
+                raise _invalid(field, repr(value), what)
+
     @property
     def is_greedy(self) -> bool:
         """True if the likeliest token is always taken."""
         return self.temperature < GREEDY_TEMPERATURE
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return _is_integer(value) or isinstance(value, float)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_strings(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+
+
+def _is_integers(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(_is_integer, value))
+
+
+_INTEGER = (_is_integer, "an integer")
+_OPTIONAL_INTEGER = (lambda value: value is None or _is_integer(value), "an integer or None")
+_NUMBER = (_is_number, "a number")
+_BOOL = (_is_bool, "True or False")
+_INTEGERS = (_is_integers, "a list of integers")
+
+# Field to what its value has to be: a check, and the words for it.
+_FIELD_TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
+    "n": _INTEGER,
+    "temperature": _NUMBER,
+    "top_p": _NUMBER,
+    "top_k": _INTEGER,
+    "min_p": _NUMBER,
+    "seed": _OPTIONAL_INTEGER,
+    "max_tokens": _OPTIONAL_INTEGER,
+    "min_tokens": _INTEGER,
+    "stop": (_is_strings, "a string or a list of strings"),
+    "stop_token_ids": _INTEGERS,
+    "ignore_eos": _BOOL,
+    "logprobs": _OPTIONAL_INTEGER,
+    "detokenize": _BOOL,
+    "skip_special_tokens": _BOOL,
+    "include_stop_str_in_output": _BOOL,
+    "eos_token_ids": _INTEGERS,
+}
 
 
 def _check_range(field: str, value: float, low: float, high: float) -> None:

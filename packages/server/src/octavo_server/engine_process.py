@@ -28,7 +28,7 @@ from octavo_core import wire
 from octavo_core.config import EngineConfig
 from octavo_core.errors import UserError
 from octavo_core.executor import ProgressCallback
-from octavo_core.process import exit_with_parent, ignore_terminal_interrupt
+from octavo_core.process import exit_with_parent, start_without_interrupts
 from octavo_server import __version__
 from octavo_server.logging_setup import configure_logging
 
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 EngineTarget = Callable[[str, str], None]
 """What an engine process runs: called with the ZMQ address and the log level."""
 
+# Seconds between two looks at the workers while there is nothing to do.
+_HEALTH_INTERVAL = 1.0
 # A Unix socket's path holds 107 bytes; the file's own name takes some.
 _MAX_SOCKET_DIRECTORY = 90
 
@@ -48,6 +50,7 @@ class Engine(Protocol):
     def add_request(self, request: wire.EngineCoreRequest) -> None: ...
     def abort_requests(self, request_ids: list[str]) -> None: ...
     def has_unfinished_requests(self) -> bool: ...
+    def check_health(self) -> None: ...
     def step(self) -> wire.EngineCoreOutputs: ...
     def shutdown(self) -> None: ...
 
@@ -77,7 +80,6 @@ def engine_target(distributed_executor_backend: str) -> EngineTarget:
 
 def _run_engine(address: str, log_level: str, preload: str) -> None:
     exit_with_parent(Path(address.removeprefix("ipc://")).parent)
-    ignore_terminal_interrupt()
     setproctitle.setproctitle("octavo: engine")
     configure_logging(log_level, "engine")
     sys.exit(serve_engine(FrontLink(address), _build_engine, preload))
@@ -154,10 +156,12 @@ class FrontLink:
         """Send one message."""
         self._socket.send(wire.encode(message))
 
-    def receive(self, *, wait: bool) -> wire.ToEngine | None:
-        """Return the next message; None if there is none and `wait` is false."""
+    def receive(self, timeout: float = 0.0) -> wire.ToEngine | None:
+        """Return the next message; None if there is none within `timeout` seconds."""
+        if timeout and not self._socket.poll(int(timeout * 1000)):
+            return None
         try:
-            frame = self._socket.recv(0 if wait else zmq.NOBLOCK)
+            frame = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
         return wire.decode_to_engine(frame)
@@ -171,14 +175,16 @@ class FrontLink:
 def _run_loop(engine: Engine, link: FrontLink) -> None:
     """Step while there is work and sleep while there is none, until `Shutdown`."""
     while True:
-        message = link.receive(wait=not engine.has_unfinished_requests())
+        message = link.receive(0.0 if engine.has_unfinished_requests() else _HEALTH_INTERVAL)
         while message is not None:
             if isinstance(message, wire.Shutdown):
                 return
             _handle(engine, link, message)
-            message = link.receive(wait=False)
+            message = link.receive()
         if engine.has_unfinished_requests():
             link.send(engine.step())
+        else:
+            engine.check_health()
 
 
 def _handle(engine: Engine, link: FrontLink, message: wire.ToEngine) -> None:
@@ -226,7 +232,7 @@ class EngineProcess:
         self.process: BaseProcess = multiprocessing.get_context("spawn").Process(
             target=target, args=(self.address, log_level), name="octavo-engine"
         )
-        self.process.start()
+        start_without_interrupts(self.process)
 
     def describe_end(self) -> str:
         """Say in words how the process ended."""

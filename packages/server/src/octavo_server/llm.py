@@ -61,7 +61,7 @@ class LLM:
         from octavo_core.engine_core import EngineCore
         from octavo_worker.executors import create_executor
 
-        config = resolve_config({"model": model or None, **settings}, os.environ)
+        config = resolve_config(environ=os.environ, keywords={"model": model or None, **settings})
         resolved = resolve_model(config.model.model, config.model.revision)
         config = config.replace("the model's location", model_path=str(resolved.path))
         spec = read_model_spec(resolved.path)

@@ -10,13 +10,14 @@ import psutil  # type: ignore[import-untyped]
 import torch
 
 from octavo_core.config import EngineConfig
-from octavo_core.errors import ConfigError
+from octavo_core.errors import ConfigError, ModelError
 
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_CHECKPOINT_DTYPES = (*_DTYPES, "float64")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -51,7 +52,16 @@ def resolve_dtype(wanted: str, checkpoint: str | None, device: torch.device) -> 
         wanted: ``auto``, or the name of a type.
         checkpoint: Type of the weights as they are stored, or None.
         device: Where the model will run.
+
+    Raises:
+        ModelError: The checkpoint's type is none that weights can have.
     """
+    if checkpoint is not None and checkpoint not in _CHECKPOINT_DTYPES:
+        raise ModelError(
+            f"the model's config.json says dtype {checkpoint!r}; known are "
+            f"{', '.join(_CHECKPOINT_DTYPES)}.",
+            field="dtype",
+        )
     if wanted != "auto":
         return _DTYPES[wanted]
     if device.type == "cpu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from itertools import pairwise
 
@@ -25,6 +26,8 @@ from octavo_worker.device import (
 from octavo_worker.loading import load_weights
 from octavo_worker.model_runner import ModelInput, ModelRunner
 from octavo_worker.models import KVCache, resolve_model_class
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_CPU_KV_CACHE = 4 << 30
 
@@ -53,7 +56,16 @@ class Worker:
             ConfigError: The device isn't there, or hasn't the memory that it is to use.
         """
         self.device = resolve_device(self._config, self._rank)
-        self.dtype = resolve_dtype(self._config.model.dtype, self._spec.dtype, self.device)
+        wanted = self._config.model.dtype
+        self.dtype = resolve_dtype(wanted, self._spec.dtype, self.device)
+        logger.info(
+            "Running on %s in %s (dtype is %s from %s; the checkpoint says %s)",
+            self.device,
+            str(self.dtype).removeprefix("torch."),
+            wanted,
+            self._config.source_of("dtype"),
+            self._spec.dtype or "nothing",
+        )
         if self.device.type == "cpu":
             use_cpu_threads(self._config.device.cpu_threads)
             return

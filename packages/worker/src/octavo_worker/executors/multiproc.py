@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import shutil
 import signal
 import tempfile
 import threading
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
@@ -21,6 +19,7 @@ from octavo_core.config import EngineConfig
 from octavo_core.errors import EngineDeadError
 from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import ModelSpec
+from octavo_core.process import start_without_interrupts
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from octavo_worker.executors import messages
 from octavo_worker.executors.worker_process import run_worker
@@ -63,10 +62,11 @@ class MultiprocExecutor:
         self._lock = threading.Lock()
         self._calls: deque[_Call] = deque()
         self._death: str | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))  # mode 0700
+        # Mode 0700. Removed at the latest when this process ends, should nobody shut us down.
+        self._folder = tempfile.TemporaryDirectory(prefix="octavo-", ignore_cleanup_errors=True)
         self._context = zmq.Context()
-        commands_address = f"ipc://{self._folder}/commands"
-        replies_address = f"ipc://{self._folder}/replies"
+        commands_address = f"ipc://{self._folder.name}/commands"
+        replies_address = f"ipc://{self._folder.name}/replies"
         # We connect where we send: a connecting socket queues for a peer that is not there
         # yet, where a bound one would block.
         self._commands = self._context.socket(zmq.PUSH)
@@ -90,7 +90,7 @@ class MultiprocExecutor:
                 msgspec.msgpack.encode(spec),
             ),
         )
-        self._process.start()
+        start_without_interrupts(self._process)
         self._reader = threading.Thread(
             target=self._read_replies, args=(replies,), name="octavo-worker-replies", daemon=True
         )
@@ -168,7 +168,7 @@ class MultiprocExecutor:
             self._reader.join()
         self._commands.close()
         self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     def _call(
         self, command: messages.Command, on_progress: ProgressCallback | None = None

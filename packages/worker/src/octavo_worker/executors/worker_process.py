@@ -11,7 +11,7 @@ from setproctitle import setproctitle
 
 from octavo_core.config import EngineConfig
 from octavo_core.model_spec import ModelSpec
-from octavo_core.process import exit_with_parent, ignore_terminal_interrupt
+from octavo_core.process import exit_with_parent
 from octavo_worker.executors import messages
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,6 @@ def run_worker(
         spec: A `ModelSpec` in msgpack.
     """
     setproctitle(f"octavo: worker {rank}")
-    ignore_terminal_interrupt()
     exit_with_parent(Path(commands_address.removeprefix("ipc://")).parent)
     with zmq.Context() as context:
         commands, replies = context.socket(zmq.PULL), context.socket(zmq.PUSH)
