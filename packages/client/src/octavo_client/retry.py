@@ -20,8 +20,8 @@ class RetryPolicy:
     """Exponential backoff that listens to ``Retry-After``.
 
     A request is repeated only when the server can't have begun to answer it: no
-    connection was made, or it refused with 429 or 503 - except a 503 with the code
-    ``engine_dead``, which a request that was running gets as well.
+    connection was made, or it refused with 429 or 503. A 503 with the code
+    ``engine_dead`` is final: a request that was running gets it as well.
 
     Attributes:
         max_retries: Most tries after the first one; 0 means one try.
