@@ -1,6 +1,7 @@
 """How to serve, test, check, build and measure Octavo. This file is the manual.
 
     nox -s serve -- --port 8001        install what is needed and serve the starter model
+    nox -s chat                        chat with it in this terminal
     nox -s tests -- tests/core -k pool run the tests, or some of them
     nox -s "alone(core)"               run one package's tests with its own dependencies only
     nox -s lint types                  style, import rules and types
@@ -55,12 +56,13 @@ os.environ.pop("PYTHONPATH", None)
 @nox.session(venv_backend="none")
 def serve(session: nox.Session) -> None:
     """Start the server: `nox -s serve -- [MODEL] [flags of octavo serve]`."""
-    environment = shared_environment(session)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The server takes this process over, so a SIGTERM or Ctrl-C reaches it and nothing else.
-    octavo = str(environment / "bin" / "octavo")
-    os.execv(octavo, [octavo, "serve", *session.posargs])
+    become_octavo(session, "serve")
+
+
+@nox.session(venv_backend="none")
+def chat(session: nox.Session) -> None:
+    """Chat in the terminal: `nox -s chat -- [flags of octavo chat]`."""
+    become_octavo(session, "chat")
 
 
 @nox.session(venv_backend="none")
@@ -169,7 +171,7 @@ for name in ("core", "kernels", "worker", "server", "client"):
 def shared_environment(session: nox.Session, *extras: str) -> Path:
     """Return an environment with the five packages, editable, and `extras`.
 
-    `serve`, `tests`, `types` and `bench` share it: torch alone is most of a
+    `serve`, `chat`, `tests`, `types` and `bench` share it: torch alone is most of a
     gigabyte and of a minute, and whether the packages hide a dependency is what
     `alone` and `wheels` find out.
     """
@@ -193,6 +195,16 @@ def shared_environment(session: nox.Session, *extras: str) -> Path:
         if extras:
             install_once(environment, extras, install_extras)
     return environment
+
+
+def become_octavo(session: nox.Session, command: str) -> None:
+    """Turn this process into `octavo COMMAND`, with the session's own arguments."""
+    environment = shared_environment(session)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The command takes this process over, so a SIGTERM or Ctrl-C reaches it and nothing else.
+    octavo = str(environment / "bin" / "octavo")
+    os.execv(octavo, [octavo, command, *session.posargs])
 
 
 def create_environment(session: nox.Session, environment: Path) -> None:

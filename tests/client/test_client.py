@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
+import math
 import socket
 import subprocess
 import sys
@@ -21,7 +23,9 @@ from octavo_client import (
     AuthenticationError,
     BadRequestError,
     Client,
+    ClosedError,
     Health,
+    InvalidArgumentError,
     InvalidResponseError,
     RateLimitError,
     ServerError,
@@ -365,8 +369,91 @@ def test_bad_base_url(make: Callable[..., Any], url: str) -> None:
 
 
 def test_bad_max_retries() -> None:
-    with pytest.raises(ValueError, match="max_retries is -1"):
+    with pytest.raises(InvalidArgumentError, match="max_retries is -1"):
         Client(max_retries=-1)
+
+
+@pytest.mark.parametrize("make", [Client, AsyncClient])
+@pytest.mark.parametrize("key", ["", "é", "secret\nX: y", "secret ", "a\ud83d"])
+def test_api_key_that_is_no_header(make: Callable[..., Any], key: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="api_key") as caught:
+        make(api_key=key)
+    assert not key or key not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("temperature", lambda x: {"temperature": x}),
+        ("extra_body.a[1].b", lambda x: {"extra_body": {"a": [1, {"b": (x,)}]}}),
+    ],
+)
+def test_number_that_json_has_no_word_for(
+    server: Any, io: Any, number: float, name: str, make: Callable[[float], Any]
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=f" is {number}$") as caught:
+        io.call(server.url, "complete", "x", **make(number))
+    assert name.removeprefix("extra_body.") in str(caught.value)
+    with pytest.raises(InvalidArgumentError):
+        io.read(server.url, "stream_chat", MESSAGES, **make(number))
+    assert server.received == []
+
+
+@pytest.mark.parametrize("value", ["a\ud83d", object(), {"a": {1, object()}}])
+def test_value_that_json_can_not_carry(server: Any, io: Any, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="can't be written as JSON"):
+        io.call(server.url, "complete", "x", extra_body={"field": value})
+    assert server.received == []
+
+
+def test_value_that_holds_itself() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(InvalidArgumentError, match="can't be written as JSON"):
+        Client().complete("x", extra_body={"field": endless})
+
+
+def test_closed_client() -> None:
+    client = Client()
+    client.close()
+    with pytest.raises(ClosedError, match="client was closed"):
+        client.complete("x")
+    with pytest.raises(ClosedError), client.stream_chat(MESSAGES):
+        pass
+
+
+async def test_closed_async_client() -> None:
+    client = AsyncClient()
+    await client.close()
+    with pytest.raises(ClosedError, match="client was closed"):
+        await client.complete("x")
+    with pytest.raises(ClosedError):
+        async with client.stream_chat(MESSAGES):
+            pass
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_stream_is_read_once(server: Any, reply: Any, limit: int) -> None:
+    server.replies.append(reply.stream(*CHUNKS))
+    with Client(server.url) as client, client.stream_chat(MESSAGES) as stream:
+        assert len(list(itertools.islice(stream, limit))) == min(limit, 4)
+        with pytest.raises(ClosedError, match="read or closed already"):
+            list(stream)
+    assert len(server.received) == 1
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_async_stream_is_read_once(server: Any, reply: Any, whole: bool) -> None:
+    server.replies.append(reply.stream(*CHUNKS))
+    async with AsyncClient(server.url) as client, client.stream_chat(MESSAGES) as stream:
+        async for _ in stream:
+            if not whole:
+                break
+        with pytest.raises(ClosedError, match="read or closed already"):
+            async for _ in stream:
+                pass
+    assert len(server.received) == 1
 
 
 def test_proxy_of_the_environment_is_not_asked_for_loopback(

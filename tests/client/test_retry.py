@@ -54,3 +54,10 @@ def test_parse_retry_after() -> None:
     delay = parse_retry_after(soon)
     assert delay is not None
     assert 27 < delay <= 30
+
+
+def test_an_engine_that_died_is_not_asked_again() -> None:
+    body = b'{"error": {"message": "the engine has ended", "code": "engine_dead"}}'
+    assert POLICY.delay(0, error_from_response(503, body, retry_after=5.0)) is None
+    body = b'{"error": {"message": "loading", "code": "model_loading"}}'
+    assert POLICY.delay(0, error_from_response(503, body, retry_after=5.0)) == 5.0

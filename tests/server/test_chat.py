@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -17,8 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from octavo_client import Client
+from octavo_client import Client, Health
 from octavo_core.errors import EngineDeadError
+from octavo_server.cli.chat import StatusLine
 from octavo_server.cli.local_server import LocalServer, free_port
 from support.scripted_server import Reply, ScriptedServer
 
@@ -208,6 +210,32 @@ def test_ctrl_c_at_the_prompt_does_not_end_it(server: ScriptedServer, terminal: 
     terminal.wait_for("> ")
     terminal.type("/exit\n")
     assert terminal.process.wait(10) == 0
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_status_line_does_not_go_back_when_the_server_is_ready() -> None:
+    out = FakeTerminal()
+    status = StatusLine(out)
+    status.show_health(Health())
+    status.show_health(Health(status=503, stage="warming up", progress=0.5))
+    status.show_health(Health(ready=True, status=200))
+    status.clear()
+    shown = out.getvalue().replace("\r\x1b[K", "|")
+    assert shown == "|starting the server …|warming up 50% …|"
+
+
+def test_empty_key_of_the_environment_is_none(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", "")
+    greet(server, answer("Hello"))
+    done = chat(server, "Hi\n")
+    assert (done.stdout, done.stderr, done.returncode) == ("Hello\n", "", 0)
+    assert "authorization" not in server.received[0].headers
 
 
 def test_own_server_ends_with_its_block() -> None:

@@ -11,6 +11,7 @@ import httpx
 from octavo_client import calls
 from octavo_client.calls import Call, Effect, Sleep
 from octavo_client.connection import ClientSettings
+from octavo_client.errors import ClosedError
 from octavo_client.requests import (
     ChatOptions,
     CompletionOptions,
@@ -131,6 +132,8 @@ class AsyncClient:
         if isinstance(effect, Sleep):
             await asyncio.sleep(effect.seconds)
             return None
+        if self._http.is_closed:
+            raise ClosedError("the client was closed")
         request = self._http.build_request(**self._settings.request_arguments(effect.request))
         response = await self._http.send(request, stream=effect.stream)
         if not response.is_success:

@@ -11,6 +11,7 @@ import httpx
 from octavo_client import calls
 from octavo_client.calls import Call, Effect, Sleep
 from octavo_client.connection import ClientSettings
+from octavo_client.errors import ClosedError
 from octavo_client.requests import (
     ChatOptions,
     CompletionOptions,
@@ -35,10 +36,11 @@ class Client:
         timeout: Seconds without a byte from the server before a request fails.
         connect_timeout: Seconds until a connection must be there.
         max_retries: Most further tries, when no connection was made or the server
-            refused with 429 or 503. A stream that has begun is never repeated.
+            refused with 429 or 503; see `RetryPolicy`. A stream that has begun is
+            never repeated.
 
     Raises:
-        ValueError: `base_url` is no http or https URL.
+        InvalidArgumentError: `base_url` is no http or https URL, or another value can't work.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class Client:
         Raises:
             APIError: The server refused or failed.
             APIConnectionError: There was no answer.
+            InvalidArgumentError: JSON can't carry one of the values.
+            ClosedError: The client was closed.
         """
         request = completion_request(prompt, model, options)
         return self._run(calls.fetch(request, self._settings.retry, Completion))
@@ -92,6 +96,8 @@ class Client:
         Raises:
             APIError: The server refused or failed.
             APIConnectionError: There was no answer.
+            InvalidArgumentError: JSON can't carry one of the values.
+            ClosedError: The client was closed.
         """
         request = chat_request(messages, model, options)
         return self._run(calls.fetch(request, self._settings.retry, ChatCompletion))
@@ -162,6 +168,8 @@ class Client:
         if isinstance(effect, Sleep):
             time.sleep(effect.seconds)
             return None
+        if self._http.is_closed:
+            raise ClosedError("the client was closed")
         request = self._http.build_request(**self._settings.request_arguments(effect.request))
         response = self._http.send(request, stream=effect.stream)
         if not response.is_success:

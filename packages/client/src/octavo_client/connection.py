@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from octavo_client.errors import InvalidArgumentError
 from octavo_client.requests import HTTPRequest
 from octavo_client.retry import RetryPolicy
 
@@ -21,7 +22,7 @@ class ClientSettings:
     """What both clients are told; see `Client`.
 
     Raises:
-        ValueError: A value can't work.
+        InvalidArgumentError: A value can't work.
     """
 
     base_url: str
@@ -33,12 +34,20 @@ class ClientSettings:
     def __post_init__(self) -> None:
         try:
             url = httpx.URL(self.base_url)
-        except httpx.InvalidURL as error:
-            raise ValueError(f"base_url {self.base_url!r} is no URL: {error}") from error
+        except (httpx.InvalidURL, ValueError) as error:
+            raise InvalidArgumentError(f"base_url {self.base_url!r} is no URL: {error}") from error
         if url.scheme not in ("http", "https") or not url.host:
-            raise ValueError(f"base_url {self.base_url!r} must start with http:// or https://")
+            raise InvalidArgumentError(
+                f"base_url {self.base_url!r} must start with http:// or https://"
+            )
         if self.max_retries < 0:
-            raise ValueError(f"max_retries is {self.max_retries}; it must be 0 or more")
+            raise InvalidArgumentError(f"max_retries is {self.max_retries}; it must be 0 or more")
+        if self.api_key is not None and not _is_token(self.api_key):
+            # The key itself is a secret, so it is not in the message.
+            raise InvalidArgumentError(
+                "api_key can't be sent in a header: it must be printable ASCII without spaces, "
+                "and not empty"
+            )
 
     @property
     def retry(self) -> RetryPolicy:
@@ -73,6 +82,10 @@ class ClientSettings:
                 request.timeout, connect=min(self.connect_timeout, request.timeout)
             )
         return arguments
+
+
+def _is_token(text: str) -> bool:
+    return bool(text) and all("!" <= character <= "~" for character in text)
 
 
 def _is_loopback(host: str) -> bool:

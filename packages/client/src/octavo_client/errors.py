@@ -10,7 +10,9 @@ OctavoClientError
 ├── APIConnectionError          no connection, or it broke before the answer was whole
 │   └── APITimeoutError         nothing came within the time allowed
 ├── StreamError                 an error event inside a stream that had begun well
-└── InvalidResponseError        an answer that does not follow the protocol
+├── InvalidResponseError        an answer that does not follow the protocol
+├── InvalidArgumentError        a value that can't be sent or can't work; also a ValueError
+└── ClosedError                 the client was closed, or the stream was read already
 """
 
 from __future__ import annotations
@@ -111,6 +113,14 @@ class StreamError(OctavoClientError):
 
 class InvalidResponseError(OctavoClientError):
     """The server's answer does not follow the protocol."""
+
+
+class InvalidArgumentError(OctavoClientError, ValueError):
+    """A value can't be sent or can't work. Nothing was sent."""
+
+
+class ClosedError(OctavoClientError):
+    """The client was closed, or the stream was read or closed already."""
 
 
 _BY_STATUS: dict[int, type[APIError]] = {

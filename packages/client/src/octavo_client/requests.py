@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import msgspec
+
+from octavo_client.errors import InvalidArgumentError
 
 Message = Mapping[str, Any]
 """One message of a chat: ``{"role": "user", "content": "Hello"}``."""
@@ -40,7 +43,6 @@ class SamplingOptions(TypedDict, total=False):
     skip_special_tokens: bool
     return_token_ids: bool
     cache_salt: str
-    priority: int
     extra_body: Mapping[str, Any]
     timeout: float
 
@@ -91,14 +93,22 @@ class HTTPRequest:
 def completion_request(
     prompt: Prompt, model: str | None, options: CompletionOptions, *, stream: bool = False
 ) -> HTTPRequest:
-    """Build ``POST /v1/completions``."""
+    """Build ``POST /v1/completions``.
+
+    Raises:
+        InvalidArgumentError: JSON can't carry one of the values.
+    """
     return _generation("/v1/completions", {"prompt": prompt}, model, options, stream)
 
 
 def chat_request(
     messages: Sequence[Message], model: str | None, options: ChatOptions, *, stream: bool = False
 ) -> HTTPRequest:
-    """Build ``POST /v1/chat/completions``."""
+    """Build ``POST /v1/chat/completions``.
+
+    Raises:
+        InvalidArgumentError: JSON can't carry one of the values.
+    """
     return _generation("/v1/chat/completions", {"messages": messages}, model, options, stream)
 
 
@@ -116,4 +126,30 @@ def _generation(
         # Usage costs one chunk more, and without it a stream tells less than a whole answer.
         body["stream_options"] = {"include_usage": True}
     body.update(extra_body)
-    return HTTPRequest("POST", path, msgspec.json.encode(body), timeout)
+    return HTTPRequest("POST", path, _encode(body), timeout)
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    try:
+        for name, value in body.items():
+            # Encoded, these would be null: the server would take them for not given.
+            _refuse_non_finite(name, value)
+        return msgspec.json.encode(body)
+    # In turn: a type that JSON has no word for, a lone surrogate, a value that holds itself.
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"the request can't be written as JSON: {error}") from error
+
+
+def _refuse_non_finite(name: str, value: Any) -> None:
+    """Refuse infinity and NaN in `value`, however deep; `name` is for the message."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value}")
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            _refuse_non_finite(f"{name}.{key}", entry)
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            # A prompt may be a million token ids: only what can hold a float is looked into.
+            if isinstance(entry, float | Mapping | list | tuple):
+                _refuse_non_finite(f"{name}[{index}]", entry)

@@ -11,13 +11,17 @@ from octavo_client.errors import APIConnectionError, APIError, OctavoClientError
 
 RETRIED_STATUSES = frozenset({429, 503})
 
+# The engine may have ended in the middle of the request, and does not come back by itself.
+_ENGINE_DEAD = "engine_dead"
+
 
 @dataclass(frozen=True)
 class RetryPolicy:
     """Exponential backoff that listens to ``Retry-After``.
 
     A request is repeated only when the server can't have begun to answer it: no
-    connection was made, or it refused with 429 or 503.
+    connection was made, or it refused with 429 or 503. A 503 with the code
+    ``engine_dead`` is final: a request that was running gets it as well.
 
     Attributes:
         max_retries: Most tries after the first one; 0 means one try.
@@ -42,7 +46,7 @@ class RetryPolicy:
         if num_retries >= self.max_retries:
             return None
         if isinstance(error, APIError):
-            if error.status not in RETRIED_STATUSES:
+            if error.status not in RETRIED_STATUSES or error.code == _ENGINE_DEAD:
                 return None
             if error.retry_after is not None:
                 return error.retry_after if error.retry_after <= self.max_retry_after else None

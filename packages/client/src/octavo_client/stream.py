@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from octavo_client.calls import connection_error
-from octavo_client.errors import InvalidResponseError, StreamError, read_error
+from octavo_client.errors import ClosedError, InvalidResponseError, StreamError, read_error
 from octavo_client.sse import SSEParser
 
 T = TypeVar("T")
@@ -78,7 +78,10 @@ class _ChunkOrError(msgspec.Struct):
 
 
 class Stream(Generic[T]):
-    """Chunks of one answer. The request is sent by ``with``, or by the loop if there is none."""
+    """Chunks of one answer, to be read once.
+
+    The request is sent by ``with``, or by the loop if there is none.
+    """
 
     def __init__(self, open_response: Callable[[], httpx.Response], chunk_type: type[T]) -> None:
         self._open_response = open_response
@@ -108,6 +111,8 @@ class Stream(Generic[T]):
                         return
             except httpx.RequestError as error:
                 raise connection_error(error) from error
+            except httpx.StreamError as error:
+                raise ClosedError("the stream was read or closed already") from error
             stream._decoder.finish()
 
     def close(self) -> None:
@@ -117,7 +122,7 @@ class Stream(Generic[T]):
 
 
 class AsyncStream(Generic[T]):
-    """Chunks of one answer, for ``async with`` and ``async for``."""
+    """Chunks of one answer, to be read once, for ``async with`` and ``async for``."""
 
     def __init__(
         self, open_response: Callable[[], Awaitable[httpx.Response]], chunk_type: type[T]
@@ -150,6 +155,8 @@ class AsyncStream(Generic[T]):
                         return
             except httpx.RequestError as error:
                 raise connection_error(error) from error
+            except httpx.StreamError as error:
+                raise ClosedError("the stream was read or closed already") from error
             stream._decoder.finish()
 
     async def close(self) -> None:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of one answer")
     parser.add_argument(
         "--api-key",
-        default=os.environ.get("OCTAVO_API_KEY"),
+        default=os.environ.get("OCTAVO_API_KEY") or None,
         help="sent as a bearer token (default: OCTAVO_API_KEY)",
     )
 
@@ -126,6 +126,8 @@ class StatusLine:
 
     def show_health(self, health: Health) -> None:
         """Show how far a start-up is."""
+        if health.ready:
+            return  # there is no stage any more, and the next thing shown is the prompt
         text = health.stage or "starting the server"
         if health.progress is not None:
             text += f" {health.progress:.0%}"

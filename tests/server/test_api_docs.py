@@ -1,0 +1,64 @@
+"""docs/api.md tells users what the schema says: no field without a row, no other limit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo_core import sampling_params
+from octavo_server.api import body, protocol
+from octavo_server.api.completions import DEFAULT_MAX_TOKENS
+from octavo_server.api.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+SHARED, COMPLETIONS, CHAT = re.split(r"\n## Fields of ", PAGE)[1:]
+
+
+def row(table: str, field: str) -> str:
+    (found,) = re.findall(rf"^\| `{field}` \|(.*)$", table, re.MULTILINE)
+    return str(found)
+
+
+@pytest.mark.parametrize(
+    ("table", "model"),
+    [(SHARED, GenerationRequest), (COMPLETIONS, CompletionRequest), (CHAT, ChatCompletionRequest)],
+)
+def test_every_field_has_its_row(table: str, model: Any) -> None:
+    shared = set() if model is GenerationRequest else set(GenerationRequest.model_fields)
+    # A route may have a word of its own for a shared name.
+    for field in set(model.model_fields) - shared:
+        assert row(table, field)
+
+
+@pytest.mark.parametrize(
+    ("table", "field", "limits"),
+    [
+        (SHARED, "n", [sampling_params.MAX_N]),
+        (SHARED, "temperature", [2, sampling_params.GREEDY_TEMPERATURE]),
+        (
+            SHARED,
+            "stop",
+            [sampling_params.MAX_STOP_STRINGS, sampling_params.MAX_STOP_STRING_CHARS],
+        ),
+        (SHARED, "stop_token_ids", [sampling_params.MAX_STOP_TOKEN_IDS]),
+        (SHARED, "max_tokens", [DEFAULT_MAX_TOKENS]),
+        (SHARED, "cache_salt", [protocol.MAX_NAME_CHARS]),
+        (COMPLETIONS, "prompt", [protocol.MAX_PROMPTS]),
+        (COMPLETIONS, "logprobs", [sampling_params.MAX_LOGPROBS]),
+        (CHAT, "messages", [protocol.MAX_MESSAGES]),
+        (CHAT, "top_logprobs", [sampling_params.MAX_LOGPROBS]),
+        (CHAT, "chat_template_kwargs", [protocol.MAX_TEMPLATE_OPTIONS]),
+    ],
+)
+def test_limits_are_those_of_the_schema(table: str, field: str, limits: list[float]) -> None:
+    told = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", row(table, field))]
+    assert set(limits) <= set(told)
+
+
+def test_limits_of_the_whole_body_and_of_messages() -> None:
+    assert f"at most {body.MAX_BODY_BYTES >> 20} MiB and {body.MAX_DEPTH} levels" in PAGE
+    assert f"{protocol.MAX_PARTS} parts" in PAGE
+    assert f"up to {protocol.MAX_TOOL_CALLS}\n`tool_calls`" in PAGE
