@@ -117,6 +117,17 @@ def test_logprobs(front: Any) -> None:
     assert zero["top_logprobs"][0] == {"h": -0.5}
 
 
+def test_logprobs_of_characters_of_several_tokens(front: Any) -> None:
+    body = {"prompt": "a🥹é!", "logprobs": 2, "max_tokens": 20}
+    logprobs = front.post(PATH, body).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"][:3] == ["a", "bytes:\\xf0", "bytes:\\x9f"]
+    assert logprobs["text_offset"] == [0, 1, 1, 1, 1, 2, 2, 3, 4]
+    assert all(len(tops) == 2 for tops in logprobs["top_logprobs"])
+    chunks = [event["choices"][0]["logprobs"] for event in front.events(PATH, body)]
+    for name, values in logprobs.items():
+        assert [value for chunk in chunks if chunk for value in chunk[name]] == values
+
+
 @pytest.mark.parametrize("max_tokens", [0, 3])
 def test_echo(front: Any, max_tokens: int) -> None:
     body = {"prompt": ["abcd", "xy"], "echo": True, "max_tokens": max_tokens}

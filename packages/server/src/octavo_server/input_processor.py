@@ -63,6 +63,7 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        field: str = "prompt",
     ) -> list[EngineCoreRequest]:
         """Make the engine's requests for one prompt, one for each of ``params.n`` choices.
 
@@ -71,6 +72,7 @@ class InputProcessor:
             prompt: Text, or token ids which are taken as they are.
             arrival_time: Seconds since the epoch; now, if None.
             add_special_tokens: Add BOS and EOS to a text where the model asks for them.
+            field: What errors call the prompt.
 
         Raises:
             InvalidRequestError: A value can't be used; the message names it and its limit.
@@ -78,12 +80,12 @@ class InputProcessor:
         """
         _check_texts(params, cache_salt)
         if isinstance(prompt, str):
-            _check_text("prompt", prompt)
+            _check_text(field, prompt)
             prompt_token_ids = self.tokenizer.encode(prompt, add_special_tokens)
         else:
             prompt_token_ids = list(prompt)
         return self._make_requests(
-            request_id, prompt_token_ids, "prompt", params, arrival_time, priority, cache_salt
+            request_id, prompt_token_ids, field, params, arrival_time, priority, cache_salt
         )
 
     def process_chat(

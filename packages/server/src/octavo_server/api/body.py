@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from itertools import accumulate
@@ -28,6 +29,7 @@ _MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
 _MAX_SHOWN_VALUE = 80
 
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NO_FIELD = re.compile(r"<[a-z ]+>|\[key\]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -64,7 +66,25 @@ def decode_json(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except msgspec.MsgspecError as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+        reason = _lone_surrogate(data) or str(error)
+        raise InvalidRequestError(f"the body is not valid JSON: {reason}") from None
+
+
+def _lone_surrogate(data: bytes) -> str | None:
+    """Return what is wrong if `data` is JSON but for half a surrogate pair.
+
+    msgspec refuses it as well, with a message about truncated data.
+    """
+    try:
+        json.dumps(json.loads(data), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        return (
+            f"a string has the lone surrogate \\u{code:04x}, half of a character; send both halves"
+        )
+    except ValueError:
+        pass
+    return None
 
 
 async def _read_body(request: Request) -> bytes:
@@ -107,9 +127,7 @@ def _validate(content: Any, model: type[Model]) -> Model:
 
 def _explain(error: ValidationError) -> InvalidRequestError:
     """Tell the first problem: its field, its value and what is wanted."""
-    problems = error.errors(include_url=False, include_context=True)
-    # A union reports each of its branches; the one that got furthest is the likeliest meant.
-    problem = max(problems, key=lambda entry: len(_path(entry["loc"])))
+    problem = error.errors(include_url=False, include_context=True)[0]
     own = (problem.get("ctx") or {}).get("error")
     if isinstance(own, InvalidRequestError):
         return own
@@ -127,8 +145,8 @@ def _explain(error: ValidationError) -> InvalidRequestError:
 
 
 def _path(location: tuple[int | str, ...]) -> list[int | str]:
-    """Drop the names of union branches, which are no fields of the request."""
-    return [part for part in location if isinstance(part, int) or part.isidentifier()]
+    """Drop the names of union branches and of keys, which are no fields of the request."""
+    return [part for part in location if isinstance(part, int) or not _NO_FIELD.fullmatch(part)]
 
 
 def _format_path(path: list[int | str]) -> str:
