@@ -134,6 +134,12 @@ def test_a_large_body_is_refused(front: Any) -> None:
     assert "16" in assert_error(post_raw(front, "/v1/completions", body), 413)["message"]
 
 
+def test_a_compressed_body_is_refused(front: Any) -> None:
+    headers = {**JSON, "Content-Encoding": "gzip"}
+    response = httpx.post(front.url + "/v1/completions", content=b"x", headers=headers)
+    assert "gzip" in assert_error(response, 415)["message"]
+
+
 def test_the_content_type_must_be_json(front: Any) -> None:
     response = httpx.post(front.url + "/v1/completions", content=b'{"prompt":"x"}')
     assert "application/json" in assert_error(response, 400)["message"]
@@ -166,6 +172,7 @@ def test_model_routes(front: Any) -> None:
 def test_health_routes(front: Any) -> None:
     for path in ("/health", "/ready", "/ping"):
         assert front_get(front, path)["status"] == "ok"
+        assert httpx.head(front.url + path).status_code == 200
     assert httpx.post(front.url + "/ping").status_code == 200
     assert front_get(front, "/version") == {"version": "0.1.0"}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo_core.errors import ContextLengthError, InvalidRequestError
+from octavo_core.errors import ContextLengthError, InvalidRequestError, ModelError
 from octavo_core.model_spec import ModelSpec
 from octavo_core.sampling_params import SEED_BITS, SamplingParams
 from octavo_core.wire import EngineCoreRequest
@@ -133,16 +133,34 @@ class InputProcessor:
         """
         if not messages:
             raise InvalidRequestError("messages is empty; it needs one at least.", field="messages")
-        template = self._chat_template
-        if template is None:
-            raise InvalidRequestError(
-                "The model has no chat template, so it can't take messages: send the prompt "
-                "as text to /v1/completions or LLM.generate.",
-                field="messages",
-            )
-        text = template.render([_with_text_content(message) for message in messages], **options)
+        text = self._usable_chat_template().render(
+            [_with_text_content(message) for message in messages], **options
+        )
         _check_text("messages", text)
         return text
+
+    def chat_problem(self) -> str | None:
+        """Return why the model can't take messages, or None if it can."""
+        try:
+            self._usable_chat_template()
+        except InvalidRequestError as error:
+            return error.message
+        return None
+
+    def _usable_chat_template(self) -> ChatTemplate:
+        try:
+            template = self._chat_template
+        except ModelError as error:
+            reason = error.message.rstrip(".")
+        else:
+            if template is not None:
+                return template
+            reason = "The model has no chat template"
+        raise InvalidRequestError(
+            f"{reason}, so it can't take messages: send the prompt as text to /v1/completions "
+            f"or LLM.generate.",
+            field="messages",
+        )
 
     def _encode_chat(self, text: str, marker: str | None) -> list[int]:
         if marker is None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+from collections.abc import Awaitable
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -14,7 +15,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from octavo_core.errors import InvalidRequestError
+from octavo_server.api.context import ServerContext, context_of
 from octavo_server.api.errors import ApiError
+from octavo_server.api.gate import shutting_down
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +43,18 @@ async def parse_body(request: Request, model: type[Model]) -> Model:
     """Read, decode and check a JSON body.
 
     Raises:
-        ApiError: The body is too large, or not declared as JSON.
+        ApiError: The body is too large, compressed or not declared as JSON, or the server is
+            shutting down.
         InvalidRequestError: It is not JSON, or a field is wrong.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         # A web page can send any other type to a local server without the browser asking.
         raise ApiError(400, "the body must be sent with Content-Type: application/json")
-    body = await _read_body(request)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(415, f"the body has Content-Encoding {encoding!r}; send it uncompressed")
+    body = await _unless_draining(context_of(request), _read_body(request))
     if len(body) <= _INLINE_BYTES:
         return _validate(decode_json(body), model)
     return await asyncio.to_thread(lambda: _validate(decode_json(body), model))
@@ -85,6 +92,20 @@ def _lone_surrogate(data: bytes) -> str | None:
     except ValueError:
         pass
     return None
+
+
+async def _unless_draining(context: ServerContext, reading: Awaitable[bytes]) -> bytes:
+    """Await a body, but no longer than new requests are taken: a client may never send the rest."""
+    task = asyncio.ensure_future(reading)
+    watcher = asyncio.ensure_future(context.drain.wait())
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise shutting_down()
+        return task.result()
+    finally:
+        watcher.cancel()
+        task.cancel()
 
 
 async def _read_body(request: Request) -> bytes:
