@@ -194,6 +194,12 @@ def test_neutral_values_of_unsupported_fields_are_accepted(front: Any) -> None:
         "presence_penalty": 0,
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
+        "priority": 0,
+        "detokenize": True,
+        "length_penalty": 1.0,
+        "early_stopping": False,
+        "reasoning_effort": "none",
+        "guided_json": None,
         "logit_bias": {},
         "best_of": 1,
         "suffix": None,
@@ -201,6 +207,28 @@ def test_neutral_values_of_unsupported_fields_are_accepted(front: Any) -> None:
         "a_field_nobody_knows": {"x": 1},
     }
     assert front.post(PATH, {"prompt": "x", **neutral}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priority", 1),
+        ("repetition_penalty", True),
+        ("presence_penalty", False),
+        ("guided_json", {}),
+        ("guided_choice", ["a"]),
+        ("typical_p", 0.9),
+        ("length_penalty", 2),
+        ("return_tokens_as_token_ids", True),
+        ("detokenize", False),
+        ("reasoning_effort", "low"),
+        ("enable_thinking", False),
+    ],
+)
+def test_what_would_do_nothing_is_refused_by_name(front: Any, name: str, value: Any) -> None:
+    response = front.post(PATH, {"prompt": "x", name: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == name
 
 
 def test_a_failing_step_is_a_500_for_its_request_alone(front: Any) -> None:

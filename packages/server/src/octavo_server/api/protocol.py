@@ -99,7 +99,7 @@ TemplateOption = Annotated[
     _one_of(_form_of_option, "a string, a number, a boolean or null"),
 ]
 
-# Field to the values that ask for nothing.
+# Fields of OpenAI's and vLLM's APIs to the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -113,7 +113,35 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "truncate_prompt_tokens": (),
     "logits_processors": (),
+    "priority": (0,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
+    "typical_p": (1,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "detokenize": (True,),
+    "spaces_between_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "reasoning": (),
+    "reasoning_effort": ("none",),
+    "thinking_token_budget": (),
+    "enable_thinking": (),  # a variable of templates: it belongs into chat_template_kwargs
+    "kv_transfer_params": (),
+    "mm_processor_kwargs": (),
+    "vllm_xargs": ({},),
 }
+
+
+def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # To Python, True is 1 and False is 0.
+    is_bool = isinstance(value, bool)
+    return any(value == item and is_bool == isinstance(item, bool) for item in neutral)
 
 
 class StrictModel(BaseModel):
@@ -149,7 +177,6 @@ class GenerationRequest(StrictModel):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     return_token_ids: bool | None = None
 
@@ -160,7 +187,7 @@ class GenerationRequest(StrictModel):
         if isinstance(content, dict):
             for name, neutral in cls.unsupported.items():
                 value = content.get(name)
-                if value is not None and value not in neutral:
+                if value is not None and not _is_one_of(value, neutral):
                     raise _InvalidField(f"{name} is not supported yet; leave it out", name)
         return content
 
@@ -263,6 +290,10 @@ class ChatCompletionRequest(GenerationRequest):
         "continue_final_message": (False,),
         "chat_template": (),
         "documents": ([],),
+        "best_of": (1,),
+        "add_special_tokens": (False,),
+        "verbosity": ("medium",),
+        "store": (False,),
         "echo": (False,),
     }
 
