@@ -277,8 +277,11 @@ def _for_choice(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
-    """Join content that comes as parts into one string, which every template takes."""
+    """Make content one string, which every template takes."""
     content = message.get("content")
+    if content is None:
+        # A turn of tool calls alone. Templates would print what is undefined, or fail on it.
+        return {**message, "content": ""}
     if not isinstance(content, list):
         return message
     texts = []
