@@ -117,6 +117,17 @@ def test_logprobs(front: Any) -> None:
     assert zero["top_logprobs"][0] == {"h": -0.5}
 
 
+def test_logprobs_of_characters_of_several_tokens(front: Any) -> None:
+    body = {"prompt": "a🥹é!", "logprobs": 2, "max_tokens": 20}
+    logprobs = front.post(PATH, body).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"][:3] == ["a", "bytes:\\xf0", "bytes:\\x9f"]
+    assert logprobs["text_offset"] == [0, 1, 1, 1, 1, 2, 2, 3, 4]
+    assert all(len(tops) == 2 for tops in logprobs["top_logprobs"])
+    chunks = [event["choices"][0]["logprobs"] for event in front.events(PATH, body)]
+    for name, values in logprobs.items():
+        assert [value for chunk in chunks if chunk for value in chunk[name]] == values
+
+
 @pytest.mark.parametrize("max_tokens", [0, 3])
 def test_echo(front: Any, max_tokens: int) -> None:
     body = {"prompt": ["abcd", "xy"], "echo": True, "max_tokens": max_tokens}
@@ -183,6 +194,12 @@ def test_neutral_values_of_unsupported_fields_are_accepted(front: Any) -> None:
         "presence_penalty": 0,
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
+        "priority": 0,
+        "detokenize": True,
+        "length_penalty": 1.0,
+        "early_stopping": False,
+        "reasoning_effort": "none",
+        "guided_json": None,
         "logit_bias": {},
         "best_of": 1,
         "suffix": None,
@@ -190,6 +207,28 @@ def test_neutral_values_of_unsupported_fields_are_accepted(front: Any) -> None:
         "a_field_nobody_knows": {"x": 1},
     }
     assert front.post(PATH, {"prompt": "x", **neutral}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priority", 1),
+        ("repetition_penalty", True),
+        ("presence_penalty", False),
+        ("guided_json", {}),
+        ("guided_choice", ["a"]),
+        ("typical_p", 0.9),
+        ("length_penalty", 2),
+        ("return_tokens_as_token_ids", True),
+        ("detokenize", False),
+        ("reasoning_effort", "low"),
+        ("enable_thinking", False),
+    ],
+)
+def test_what_would_do_nothing_is_refused_by_name(front: Any, name: str, value: Any) -> None:
+    response = front.post(PATH, {"prompt": "x", name: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == name
 
 
 def test_a_failing_step_is_a_500_for_its_request_alone(front: Any) -> None:

@@ -60,6 +60,53 @@ def test_bodies_that_are_no_request(front: Any, path: str, body: bytes) -> None:
     assert assert_error(post_raw(front, path, body), 400)["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("half", ["\\ud83d", "\\udc00", "x\\ud83dx"])
+def test_a_lone_surrogate_is_named(front: Any, half: str) -> None:
+    body = b'{"prompt":"' + half.encode() + b'"}'
+    message = assert_error(post_raw(front, "/v1/completions", body), 400)["message"]
+    assert "lone surrogate \\ud" in message
+
+
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"prompt": ["a"] * 1025}, "prompt", "1024"),
+        ({"prompt": "x", "stop": ["s"] * 17}, "stop", "16"),
+        ({"prompt": "x", "stop": 5}, "stop", "a string or a list of strings"),
+        ({"prompt": [[1], "a"]}, "prompt[1]", "valid list"),
+        ({"prompt": [[1], []]}, "prompt[1]", "at least 1 item"),
+        ({"prompt": [1, "a"]}, "prompt[1]", "valid integer"),
+        ({"prompt": ["a", 1]}, "prompt[1]", "valid string"),
+        ({"prompt": ["a", ""]}, "prompt[1]", "empty"),
+        ({"prompt": []}, "prompt", "at least 1 item"),
+        ({"prompt": 5}, "prompt", "a string, a list of token ids"),
+        ({"prompt": None}, "prompt", "a string, a list of token ids"),
+        (
+            {"messages": MESSAGES, "chat_template_kwargs": {"messages": []}},
+            "chat_template_kwargs.messages",
+            "boolean",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "x"}]}]},
+            "messages[0].content[0].type",
+            "missing",
+        ),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "list of parts"),
+    ],
+)
+def test_what_is_wrong_in_a_union_is_named(
+    front: Any, body: dict[str, Any], param: str, words: str
+) -> None:
+    path = ROUTES["messages" in body]
+    error = assert_error(front.post(path, body), 400)
+    assert error["param"] == param
+    assert param in error["message"]
+    assert words in error["message"]
+
+
 def test_a_surrogate_pair_is_a_character(front: Any) -> None:
     response = post_raw(front, "/v1/completions", b'{"prompt":"\\ud83d\\ude00"}')
     assert response.json()["choices"][0]["text"] == "😀"
@@ -85,6 +132,12 @@ def test_brackets_in_strings_are_not_nesting(front: Any) -> None:
 def test_a_large_body_is_refused(front: Any) -> None:
     body = b'{"prompt":"' + b"x" * (16 * 1024 * 1024) + b'"}'
     assert "16" in assert_error(post_raw(front, "/v1/completions", body), 413)["message"]
+
+
+def test_a_compressed_body_is_refused(front: Any) -> None:
+    headers = {**JSON, "Content-Encoding": "gzip"}
+    response = httpx.post(front.url + "/v1/completions", content=b"x", headers=headers)
+    assert "gzip" in assert_error(response, 415)["message"]
 
 
 def test_the_content_type_must_be_json(front: Any) -> None:
@@ -119,6 +172,7 @@ def test_model_routes(front: Any) -> None:
 def test_health_routes(front: Any) -> None:
     for path in ("/health", "/ready", "/ping"):
         assert front_get(front, path)["status"] == "ok"
+        assert httpx.head(front.url + path).status_code == 200
     assert httpx.post(front.url + "/ping").status_code == 200
     assert front_get(front, "/version") == {"version": "0.1.0"}
 

@@ -26,9 +26,10 @@ def unbounded_fields(model: type[BaseModel]) -> list[str]:
 def _walk(node: dict[str, Any], path: str) -> Iterator[str]:
     for name, child in node.get("properties", {}).items():
         yield from _walk(child, f"{path}.{name}")
-    for branch in node.get("anyOf", []):
+    branches = node.get("anyOf", []) + node.get("oneOf", [])
+    for branch in branches:
         yield from _walk(branch, path)
-    if "$ref" in node or "anyOf" in node or "const" in node or "enum" in node:
+    if "$ref" in node or branches or "const" in node or "enum" in node:
         return
     match node.get("type"):
         case "string" if "maxLength" not in node:

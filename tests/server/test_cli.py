@@ -53,6 +53,8 @@ def test_help_lists_every_setting_with_its_group() -> None:
     assert "--no-enable-prefix-caching" in text
     assert "{auto,cpu,cuda}" in text
     assert "scheduler:" in text
+    assert "Start an OpenAI-compatible server." in text
+    assert "OCTAVO_CACHE_DIR" in text
 
 
 def test_flags_become_the_configuration() -> None:
@@ -75,6 +77,24 @@ def test_the_environment_counts_unless_a_flag_does(monkeypatch: pytest.MonkeyPat
     assert config("--port", "5").server.port == 5
 
 
+def test_a_mistyped_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("OCTAVO_PROT", "OCTAVO_CACHE_DIR", "OCTAVO_SOMETHING_ELSE"):
+        monkeypatch.setenv(name, "x")
+    config()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "OCTAVO_PROT" in line
+    assert "did you mean OCTAVO_PORT?" in line
+
+
+def test_a_variable_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_PORT", "http")
+    with pytest.raises(ConfigError, match=r"environment OCTAVO_PORT.*whole number"):
+        config()
+    assert config("--port", "5").server.port == 5
+
+
 def test_a_model_given_twice() -> None:
     assert config("x", "--model", "x").model.model == "x"
     with pytest.raises(ConfigError, match="twice"):
@@ -89,6 +109,8 @@ def test_a_model_given_twice() -> None:
         (["serve", "a", "b"], ["b"]),
         (["serve", "--port", "70000"], ["70000", "65535", "flag --port"]),
         (["serve", "--port"], ["--port"]),
+        (["serve", "--block-size", "5.5"], ["'5.5'", "flag --block-size", "a whole number"]),
+        (["serve", "--shutdown-timeout", "soon"], ["'soon'", "a number"]),
         (["serve", "--device", "tpu"], ["device", "tpu"]),
         (["sreve"], ["sreve", "serve"]),
     ],

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from octavo_server.detokenizer import Detokenizer, StopStringFilter
+from octavo_server.detokenizer import Detokenizer, StopStringFilter, TextOffsets
 from octavo_server.tokenizer import Tokenizer
 
 TEXTS = [
@@ -51,6 +51,24 @@ def test_sentencepiece_deltas_join_to_decode(
 ) -> None:
     joined = "".join(deltas(spm_tokenizer, ids, skip_special_tokens=skip))
     assert joined == spm_tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "🥹🫠🦆"])
+@pytest.mark.parametrize("fixture", ["starter_tokenizer", "spm_tokenizer"])
+def test_offsets_are_where_tokens_start(
+    request: pytest.FixtureRequest, fixture: str, text: str
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(fixture)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    whole = tokenizer.decode(ids)
+    offsets = TextOffsets(tokenizer)
+    # What precedes a token is whole characters, and then perhaps a part of the next.
+    pieces = [tokenizer.token_bytes(token_id) or b"" for token_id in ids]
+    heads = [b"".join(pieces[:n]).decode(errors="ignore") for n in range(len(ids) + 1)]
+    num_stripped = len(heads[-1]) - len(whole)
+    starts = [max(0, len(head) - num_stripped) for head in heads[:-1]]
+    assert [offsets.push(token_id) for token_id in ids] == starts
+    assert offsets.push(tokenizer.eos_token_ids[0]) == len(whole)
 
 
 @pytest.mark.parametrize("text", TEXTS)

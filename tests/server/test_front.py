@@ -18,6 +18,7 @@ import pytest
 
 from octavo_core.errors import ConfigError
 from octavo_server.front import bind_socket
+from support.scripted_engine import write_byte_model
 from support.server import children_of, command_line, is_running
 
 
@@ -54,7 +55,7 @@ def test_the_announced_curl_line_works(front: Any) -> None:
     first, command = front.announcement.splitlines()
     assert "bytes" in first
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=20)
-    assert json.loads(done.stdout)["choices"][0]["message"]["content"].startswith("user=Say")
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"].startswith("user=What")
 
 
 def test_health_while_loading_and_a_signal_ends_it(start_front: Any) -> None:
@@ -153,13 +154,63 @@ def test_a_drain_lets_answers_finish_and_takes_no_new_ones(start_front: Any) -> 
         first = next(lines)
         front.process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
-        with contextlib.suppress(httpx.TransportError):
-            assert idle.post(front.url + "/v1/completions", json={"prompt": "x"}).status_code == 503
+        for send in (idle.post, httpx.post):  # on an old and on a new connection
+            refused = send(front.url + "/v1/completions", json={"prompt": "x"})
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "shutting_down"
+        health = httpx.get(front.url + "/health")
+        assert (health.status_code, health.json()["status"]) == (503, "shutting_down")
         events = [line for line in [first, *lines] if line]
     texts = [json.loads(e.removeprefix("data: "))["choices"][0]["text"] for e in events[:-1]]
     assert "".join(texts) == "slow" * 10
     assert front.process.wait(timeout=20) == 0
     assert_all_gone(pids)
+
+
+def test_a_half_sent_request_does_not_hold_up_the_end(start_front: Any) -> None:
+    front = start_front(shutdown_timeout=30).wait_ready()
+    host, port = front.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as sock:
+        sock.sendall(_raw_request({"prompt": "x"})[:-5])
+        time.sleep(0.3)
+        started = time.monotonic()
+        front.process.send_signal(signal.SIGTERM)
+        sock.settimeout(10)
+        assert sock.recv(1000).startswith(b"HTTP/1.1 503")
+        assert front.process.wait(timeout=20) == 0
+    assert time.monotonic() - started < 4
+    assert "Traceback" not in front.stderr
+
+
+def test_a_model_without_a_chat_template(start_front: Any, tmp_path: Path) -> None:
+    model = write_byte_model(tmp_path / "plain")
+    (model / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    front = start_front(model=model).wait_ready()
+    done = subprocess.run(
+        front.announcement.splitlines()[1], shell=True, capture_output=True, text=True, timeout=20
+    )
+    assert json.loads(done.stdout)["choices"][0]["text"].startswith("Once upon")
+    assert front.stderr.count("no chat template") == 1
+
+
+def test_a_chat_template_with_a_mistake(start_front: Any, tmp_path: Path) -> None:
+    model = write_byte_model(tmp_path / "broken")
+    (model / "chat_template.jinja").write_text("{% for %}")
+    front = start_front(model=model).wait_ready()
+    assert "/v1/completions" in front.announcement
+    for _ in range(2):
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        response = front.post("/v1/chat/completions", body)
+        assert response.status_code == 400
+        assert "chat template can't be compiled" in response.json()["error"]["message"]
+    assert front.stderr.count("can't be compiled") == 1
+    assert "Traceback" not in front.stderr
+
+
+def test_a_websocket_is_refused_without_advice(front: Any) -> None:
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    assert httpx.get(front.url + "/v1/realtime", headers=headers).status_code == 404
+    assert "pip install" not in front.stderr
 
 
 @pytest.mark.parametrize("how", ["time-out", "second signal"])
@@ -192,6 +243,7 @@ def test_a_reader_that_does_not_read_can_not_hold_up_the_end(start_front: Any) -
         front.process.send_signal(signal.SIGTERM)
         assert front.process.wait(timeout=20) == 0
         assert time.monotonic() - started < 6
+    assert "Traceback" not in front.stderr
 
 
 @pytest.mark.parametrize("stream", [True, False])

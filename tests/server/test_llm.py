@@ -92,6 +92,25 @@ def test_chat(llm: LLM) -> None:
     assert [output.outputs for output in two] == [one.outputs, one.outputs]
 
 
+def test_chat_takes_a_turn_without_content(llm: LLM) -> None:
+    (output,) = llm.chat([{"role": "user", "content": None}], params(), use_tqdm=False)
+    assert output.prompt_token_ids == llm.tokenizer.encode("<s>")
+
+
+@pytest.mark.parametrize("messages", ["hi", ["hi"], [[{"role": "user"}], "hi"], [["hi"]], 5])
+def test_chat_refuses_what_is_no_conversation(llm: LLM, messages: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="list of messages") as raised:
+        llm.chat(messages, params(), use_tqdm=False)
+    assert raised.value.field == "messages"
+
+
+@pytest.mark.parametrize("wrong", [{"max_tokens": 4}, [{"max_tokens": 4}], 4])
+def test_other_things_than_sampling_params_are_refused(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="SamplingParams") as raised:
+        llm.generate(["Hello"], wrong, use_tqdm=False)
+    assert raised.value.field == "sampling_params"
+
+
 def test_stop_string_ends_the_engines_work(llm: LLM, executor: Executor) -> None:
     (free,) = llm.generate(["Hello"], params(400), use_tqdm=False)
     text = free.outputs[0].text

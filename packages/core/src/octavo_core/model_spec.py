@@ -243,4 +243,5 @@ def _convert(fields: Mapping[str, Any], source: str) -> ModelSpec:
     try:
         return msgspec.convert(given, ModelSpec)
     except msgspec.ValidationError as error:
-        raise ModelError(f"{source}: {error}.", field=source) from error
+        reason = str(error).rstrip(".")
+        raise ModelError(f"{source}: {reason}.", field=source) from error

@@ -38,7 +38,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(
                 f"The model's chat template can't be compiled: {error}.", field="chat_template"
             ) from error

@@ -183,6 +183,47 @@ class WindowDecoder:
         return both[len(before) :]
 
 
+class TextOffsets:
+    """Where in the text each token of an answer starts, in characters.
+
+    A token that begins in the middle of a character starts where the character does; one
+    that is no part of the text starts where the text has got to.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = make_decoder(tokenizer)
+        # The byte tokens that a `ByteFallbackDecoder` holds, which may spell several characters.
+        self._run = bytearray()
+        self._length = 0
+
+    def push(self, token_id: int) -> int:
+        """Take the next token and return its offset."""
+        before = self._length
+        start = before + _num_whole_characters(self._run)
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return start
+        token_bytes = self._tokenizer.token_bytes(token_id) or b""
+        self._length += len(self._decoder.push(token_id))
+        if self._length > before:
+            # The text may begin with what was held: the token itself is only its end.
+            self._run.clear()
+            return max(before, self._length - len(token_bytes.decode(errors="replace")))
+        if self._is_held_byte(token_id):
+            self._run += token_bytes
+        return start
+
+    def _is_held_byte(self, token_id: int) -> bool:
+        if self._tokenizer.decoder_rule.kind != "byte_fallback":
+            return False
+        return fallback_byte(self._tokenizer.piece(token_id) or "") is not None
+
+
+def _num_whole_characters(data: bytearray) -> int:
+    return len(codecs.getincrementaldecoder("utf-8")(errors="replace").decode(bytes(data)))
+
+
 # Stop strings
 
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,6 +44,7 @@ _KEEP_ALIVE_SECONDS = 75
 # Seconds for streams to send their last event once their requests were failed.
 _LAST_EVENT_SECONDS = 2.0
 _INTERRUPTED_LOAD_SECONDS = 2.0
+_IDLE_POLL_SECONDS = 0.02
 _LOADING_THREAD = "loading"
 
 
@@ -159,11 +161,12 @@ class _Front:
         context.model = loading.result()
         gc.collect()
         gc.freeze()
-        self._announce(context.model.name)
+        self._announce(context.model)
 
         dying = asyncio.create_task(context.client.wait_dead())
         if await self._unless_stopped(dying):
             # Streams have got the error already; let it out before the connections close.
+            context.drain.set()
             await self._close_connections(server, _LAST_EVENT_SECONDS)
             logger.critical("Exiting: the engine has ended: %s", dying.result())
             return EXIT_ENGINE_DEAD
@@ -223,14 +226,20 @@ class _Front:
         tokenizer = await _in_daemon_thread(lambda: load_tokenizer(resolved.path))
         spec = await _in_daemon_thread(lambda: read_model_spec(resolved.path))
         client.output_processor = OutputProcessor(tokenizer)
+        input_processor = InputProcessor(
+            tokenizer, spec, model.max_model_len or spec.max_position_embeddings
+        )
+        chat_problem = await _in_daemon_thread(input_processor.chat_problem)
+        if chat_problem is not None:
+            logger.warning("Chat requests will be refused. %s", chat_problem)
         ready = await client.wait_ready()
-        input_processor = InputProcessor(tokenizer, spec, ready.max_model_len)
         input_processor.set_limits(ready.max_model_len, ready.kv_cache_tokens)
         return LoadedModel(
             name=name,
             max_model_len=ready.max_model_len,
             tokenizer=tokenizer,
             input_processor=input_processor,
+            can_chat=chat_problem is None,
             sampling_defaults=read_sampling_defaults(resolved.path),
         )
 
@@ -247,17 +256,20 @@ class _Front:
 
         return on_progress
 
-    def _announce(self, name: str) -> None:
+    def _announce(self, model: LoadedModel) -> None:
         host, port = self._config.server.host, self._listener.getsockname()[1]
-        print(f"Octavo {__version__} serves {name} at http://{_url_host(host)}:{port}")
-        body = {
-            "model": name,
-            "messages": [{"role": "user", "content": "Say hello in three languages."}],
-            "max_tokens": 64,
-        }
+        print(f"Octavo {__version__} serves {model.name} at http://{_url_host(host)}:{port}")
+        prompt: Any
+        if model.can_chat:
+            question = {"role": "user", "content": "What is the capital of France?"}
+            path, field, prompt = "/v1/chat/completions", "messages", [question]
+        else:
+            path, field, prompt = "/v1/completions", "prompt", "Once upon a time"
+        # Greedy: small models say odd things at a temperature of 1.
+        body = {"model": model.name, field: prompt, "max_tokens": 64, "temperature": 0}
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         print(
-            f"curl http://{_url_host(reachable)}:{port}/v1/chat/completions "
+            f"curl http://{_url_host(reachable)}:{port}{path} "
             f"-H 'Content-Type: application/json' "
             f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}",
             flush=True,
@@ -265,7 +277,7 @@ class _Front:
 
     async def _drain(self, context: ServerContext, server: uvicorn.Server) -> None:
         """Take nothing new, and let what runs finish in time or end with an error."""
-        context.draining = True
+        context.drain.set()
         timeout = self._config.server.shutdown_timeout
         if context.client.num_in_flight:
             logger.info(
@@ -273,9 +285,16 @@ class _Front:
                 timeout,
                 context.client.num_in_flight,
             )
-        await self._close_connections(server, timeout)
+        # The listener stays open, so that new requests get their 503 and not a broken connection.
+        await self._until_idle(context, timeout)
         context.client.fail_all(EngineDeadError("the server is shutting down"))
         await self._close_connections(server, _LAST_EVENT_SECONDS)
+
+    async def _until_idle(self, context: ServerContext, timeout: float) -> None:
+        """Wait until all answers are out, until `timeout` or `_force`."""
+        deadline = time.monotonic() + timeout
+        while context.num_open and not self._force.is_set() and time.monotonic() < deadline:
+            await asyncio.sleep(_IDLE_POLL_SECONDS)
 
     async def _close_connections(self, server: uvicorn.Server, timeout: float) -> None:
         """Stop listening and wait for the connections to end, until `timeout` or `_force`."""
@@ -297,6 +316,10 @@ def _make_server(app: Any, config: EngineConfig) -> uvicorn.Server:
         def capture_signals(self) -> Iterator[None]:
             yield
 
+    # WebSockets are switched off; what to install for them is no help.
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: "WebSocket library" not in str(record.msg)
+    )
     return Server(
         uvicorn.Config(
             app,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo_core.errors import ContextLengthError, InvalidRequestError
+from octavo_core.errors import ContextLengthError, InvalidRequestError, ModelError
 from octavo_core.model_spec import ModelSpec
 from octavo_core.sampling_params import SEED_BITS, SamplingParams
 from octavo_core.wire import EngineCoreRequest
@@ -63,6 +63,7 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        field: str = "prompt",
     ) -> list[EngineCoreRequest]:
         """Make the engine's requests for one prompt, one for each of ``params.n`` choices.
 
@@ -71,6 +72,7 @@ class InputProcessor:
             prompt: Text, or token ids which are taken as they are.
             arrival_time: Seconds since the epoch; now, if None.
             add_special_tokens: Add BOS and EOS to a text where the model asks for them.
+            field: What errors call the prompt.
 
         Raises:
             InvalidRequestError: A value can't be used; the message names it and its limit.
@@ -78,12 +80,12 @@ class InputProcessor:
         """
         _check_texts(params, cache_salt)
         if isinstance(prompt, str):
-            _check_text("prompt", prompt)
+            _check_text(field, prompt)
             prompt_token_ids = self.tokenizer.encode(prompt, add_special_tokens)
         else:
             prompt_token_ids = list(prompt)
         return self._make_requests(
-            request_id, prompt_token_ids, "prompt", params, arrival_time, priority, cache_salt
+            request_id, prompt_token_ids, field, params, arrival_time, priority, cache_salt
         )
 
     def process_chat(
@@ -131,16 +133,34 @@ class InputProcessor:
         """
         if not messages:
             raise InvalidRequestError("messages is empty; it needs one at least.", field="messages")
-        template = self._chat_template
-        if template is None:
-            raise InvalidRequestError(
-                "The model has no chat template, so it can't take messages: send the prompt "
-                "as text to /v1/completions or LLM.generate.",
-                field="messages",
-            )
-        text = template.render([_with_text_content(message) for message in messages], **options)
+        text = self._usable_chat_template().render(
+            [_with_text_content(message) for message in messages], **options
+        )
         _check_text("messages", text)
         return text
+
+    def chat_problem(self) -> str | None:
+        """Return why the model can't take messages, or None if it can."""
+        try:
+            self._usable_chat_template()
+        except InvalidRequestError as error:
+            return error.message
+        return None
+
+    def _usable_chat_template(self) -> ChatTemplate:
+        try:
+            template = self._chat_template
+        except ModelError as error:
+            reason = error.message.rstrip(".")
+        else:
+            if template is not None:
+                return template
+            reason = "The model has no chat template"
+        raise InvalidRequestError(
+            f"{reason}, so it can't take messages: send the prompt as text to /v1/completions "
+            f"or LLM.generate.",
+            field="messages",
+        )
 
     def _encode_chat(self, text: str, marker: str | None) -> list[int]:
         if marker is None:
@@ -257,8 +277,11 @@ def _for_choice(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
-    """Join content that comes as parts into one string, which every template takes."""
+    """Make content one string, which every template takes."""
     content = message.get("content")
+    if content is None:
+        # A turn of tool calls alone. Templates would print what is undefined, or fail on it.
+        return {**message, "content": ""}
     if not isinstance(content, list):
         return message
     texts = []

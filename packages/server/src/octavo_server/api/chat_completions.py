@@ -50,7 +50,6 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         request_id,
         to_template_messages(body.messages),
         params,
-        priority=body.priority or 0,
         cache_salt=body.cache_salt,
         add_generation_prompt=body.add_generation_prompt is not False,
         **_template_options(body),

@@ -18,7 +18,9 @@ from octavo_server.api.logprobs import completion_logprobs
 from octavo_server.api.protocol import CompletionRequest
 from octavo_server.api.sampling import to_sampling_params
 from octavo_server.api.sse import DONE, EventStream, event
+from octavo_server.detokenizer import TextOffsets
 from octavo_server.request_output import CompletionOutput, OutputDelta
+from octavo_server.tokenizer import Tokenizer
 
 router = APIRouter()
 
@@ -60,9 +62,9 @@ def _prepare(body: CompletionRequest, model: LoadedModel) -> Job:
             f"{request_id}-{number}",
             prompt,
             params,
-            priority=body.priority or 0,
             cache_salt=body.cache_salt,
             add_special_tokens=body.add_special_tokens is not False,
+            field=f"prompt[{number}]" if len(prompts) > 1 else "prompt",
         )
     echoes = [_text_of(prompt, model) for prompt in prompts] if body.echo else None
     return Job(
@@ -72,7 +74,9 @@ def _prepare(body: CompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
-        format=_CompletionFormat(requests, params.n, echoes, bool(body.return_token_ids)),
+        format=_CompletionFormat(
+            model.tokenizer, requests, params.n, echoes, bool(body.return_token_ids)
+        ),
     )
 
 
@@ -111,6 +115,7 @@ class _CompletionFormat:
     """Choices of ``/v1/completions``.
 
     Args:
+        tokenizer: Tells where in the text a token starts.
         requests: The engine's requests, by index of the choice.
         choices_per_prompt: The request's ``n``.
         echoes: Each prompt as text, if it is to be repeated in the answer.
@@ -122,16 +127,18 @@ class _CompletionFormat:
 
     def __init__(
         self,
+        tokenizer: Tokenizer,
         requests: list[EngineCoreRequest],
         choices_per_prompt: int,
         echoes: list[str] | None,
         return_token_ids: bool,
     ) -> None:
+        self._tokenizer = tokenizer
         self._requests = requests
         self._choices_per_prompt = choices_per_prompt
         self._echoes = echoes
         self._return_token_ids = return_token_ids
-        self._text_offsets = [0] * len(requests)
+        self._offsets = [self._new_offsets(index) for index in range(len(requests))]
 
     def first_chunks(self) -> list[dict[str, Any]]:
         """Send the echoes, and the prompts' ids, before any token."""
@@ -147,9 +154,7 @@ class _CompletionFormat:
         shown = delta.text or delta.finish_reason or delta.logprobs
         if not shown and not (self._return_token_ids and delta.token_ids):
             return None
-        logprobs, self._text_offsets[delta.index] = completion_logprobs(
-            delta.logprobs, self._text_offsets[delta.index]
-        )
+        logprobs = completion_logprobs(delta.logprobs, self._offsets[delta.index])
         extra = {"token_ids": delta.token_ids} if self._return_token_ids else {}
         return self._choice(
             delta.index, delta.text, logprobs, delta.finish_reason, delta.stop_reason, extra
@@ -157,7 +162,7 @@ class _CompletionFormat:
 
     def choice(self, output: CompletionOutput) -> dict[str, Any]:
         """Write a whole choice."""
-        logprobs, _ = completion_logprobs(output.logprobs, 0)
+        logprobs = completion_logprobs(output.logprobs, self._new_offsets(output.index))
         return self._choice(
             output.index,
             self._echo(output.index) + output.text,
@@ -166,6 +171,10 @@ class _CompletionFormat:
             output.stop_reason,
             self._ids(output.index, output.token_ids),
         )
+
+    def _new_offsets(self, index: int) -> TextOffsets:
+        params = self._requests[index].sampling_params
+        return TextOffsets(self._tokenizer, skip_special_tokens=params.skip_special_tokens)
 
     def _echo(self, index: int) -> str:
         return self._echoes[index // self._choices_per_prompt] if self._echoes else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ class LoadedModel:
         name: The model's name in the API.
         max_model_len: Most tokens of prompt and answer.
         sampling_defaults: Sampling fields from the model's generation_config.json.
+        can_chat: False if there is no chat template, or none that works.
     """
 
     name: str
@@ -29,6 +31,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     input_processor: InputProcessor
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
+    can_chat: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, name: str | None) -> None:
@@ -53,12 +56,19 @@ class ServerContext:
     Attributes:
         client: The engine.
         model: None until start-up is done.
-        draining: True once the server takes no new requests.
+        drain: Set once the server takes no new requests.
+        num_open: Requests that need the engine and whose answers are not out yet.
     """
 
     client: EngineClient
     model: LoadedModel | None = None
-    draining: bool = False
+    drain: asyncio.Event = field(default_factory=asyncio.Event)
+    num_open: int = 0
+
+    @property
+    def draining(self) -> bool:
+        """True once the server takes no new requests."""
+        return self.drain.is_set()
 
     def loaded_model(self) -> LoadedModel:
         """Return the model; routes that need it are closed until there is one."""

@@ -15,7 +15,7 @@ _RETRY_AFTER_SECONDS = 5
 
 
 class AvailabilityGate:
-    """ASGI middleware that answers 503 for everything that needs a ready engine."""
+    """ASGI middleware that answers 503 for everything that needs a ready engine, and counts it."""
 
     def __init__(self, app: ASGIApp, context: ServerContext) -> None:
         self._app = app
@@ -23,25 +23,36 @@ class AvailabilityGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it."""
-        if scope["type"] == "http" and scope["path"] not in ALWAYS_OPEN:
-            reason = _why_closed(self._context)
-            if reason is not None:
-                await reason.response()(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] in ALWAYS_OPEN:
+            await self._app(scope, receive, send)
+            return
+        reason = _why_closed(self._context)
+        if reason is not None:
+            await reason.response()(scope, receive, send)
+            return
+        self._context.num_open += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._context.num_open -= 1
 
 
 def _why_closed(context: ServerContext) -> ApiError | None:
     client = context.client
-    if context.draining:
-        return _unavailable("the server is shutting down", "shutting_down")
     if client.state is EngineState.DEAD:
         return _unavailable(f"the engine has ended: {client.stage}", "engine_dead")
+    if context.draining:
+        return shutting_down()
     if client.state is EngineState.STARTING or context.model is None:
         return _unavailable(
             f"the model is still loading ({client.stage}); see /health", "model_loading"
         )
     return None
+
+
+def shutting_down() -> ApiError:
+    """Return the answer to what comes too late."""
+    return _unavailable("the server is shutting down", "shutting_down")
 
 
 def _unavailable(message: str, code: str) -> ApiError:

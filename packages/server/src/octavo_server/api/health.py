@@ -14,10 +14,9 @@ from octavo_server.engine_client import EngineState
 router = APIRouter()
 
 
-@router.get("/health")
-@router.get("/ready")
-@router.get("/ping")
-@router.post("/ping")
+@router.api_route("/health", methods=["GET", "HEAD"])
+@router.api_route("/ready", methods=["GET", "HEAD"])
+@router.api_route("/ping", methods=["GET", "HEAD", "POST"])
 async def health(request: Request) -> Response:
     """Answer 200 if requests are served; else 503 with the start-up stage and progress."""
     context = context_of(request)

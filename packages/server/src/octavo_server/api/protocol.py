@@ -8,10 +8,10 @@ SDKs send more than the API page lists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import (
@@ -42,14 +42,64 @@ NumTokens = Annotated[int, Field(ge=0, le=MAX_INT32)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 Integer = Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)]
 
-Prompt = (
-    Text
-    | TokenIds
-    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
-)
+# Each union says which branch a value is meant for, so that an error tells what is wrong
+# there. Tags stand in angle brackets, by which errors tell them from fields.
 
-# Field to the values that ask for nothing.
+
+def _form_of_prompt(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    if not isinstance(value, list):
+        return None
+    match value[:1]:
+        case [str()]:
+            return "<texts>"
+        case [list()]:
+            return "<lists of ids>"
+        case _:
+            return "<ids>"
+
+
+def _text_or_list(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<text>"
+    return "<list>" if isinstance(value, list) else None
+
+
+def _form_of_option(value: Any) -> str | None:
+    # Not isinstance: to it, a bool is an int.
+    return {bool: "<bool>", int: "<int>", float: "<float>", str: "<str>"}.get(type(value))
+
+
+def _one_of(form: Callable[[Any], str | None], wanted: str) -> Discriminator:
+    return Discriminator(
+        form, custom_error_type="form", custom_error_message=f"input should be {wanted}"
+    )
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[TokenIds, Tag("<ids>")]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS), Tag("<texts>")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("<lists of ids>")],
+    _one_of(_form_of_prompt, "a string, a list of token ids, or a list of either"),
+]
+
+Stop = Annotated[
+    Annotated[StopString, Tag("<text>")]
+    | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<list>")],
+    _one_of(_text_or_list, "a string or a list of strings"),
+]
+
+TemplateOption = Annotated[
+    Annotated[bool, Tag("<bool>")]
+    | Annotated[Integer, Tag("<int>")]
+    | Annotated[Number, Tag("<float>")]
+    | Annotated[str, Field(max_length=MAX_NAME_CHARS), Tag("<str>")],
+    _one_of(_form_of_option, "a string, a number, a boolean or null"),
+]
+
+# Fields of OpenAI's and vLLM's APIs to the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -63,7 +113,35 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "truncate_prompt_tokens": (),
     "logits_processors": (),
+    "priority": (0,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
+    "typical_p": (1,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "detokenize": (True,),
+    "spaces_between_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "reasoning": (),
+    "reasoning_effort": ("none",),
+    "thinking_token_budget": (),
+    "enable_thinking": (),  # a variable of templates: it belongs into chat_template_kwargs
+    "kv_transfer_params": (),
+    "mm_processor_kwargs": (),
+    "vllm_xargs": ({},),
 }
+
+
+def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # To Python, True is 1 and False is 0.
+    is_bool = isinstance(value, bool)
+    return any(value == item and is_bool == isinstance(item, bool) for item in neutral)
 
 
 class StrictModel(BaseModel):
@@ -94,12 +172,11 @@ class GenerationRequest(StrictModel):
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     max_tokens: NumTokens | None = None
     min_tokens: NumTokens | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     return_token_ids: bool | None = None
 
@@ -110,7 +187,7 @@ class GenerationRequest(StrictModel):
         if isinstance(content, dict):
             for name, neutral in cls.unsupported.items():
                 value = content.get(name)
-                if value is not None and value not in neutral:
+                if value is not None and not _is_one_of(value, neutral):
                     raise _InvalidField(f"{name} is not supported yet; leave it out", name)
         return content
 
@@ -166,6 +243,13 @@ class ContentPart(StrictModel):
     text: Text | None = None
 
 
+Content = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[ContentPart], Field(max_length=MAX_PARTS), Tag("<list>")],
+    _one_of(_text_or_list, "a string or a list of parts"),
+]
+
+
 class FunctionCall(StrictModel):
     """A call that the model made earlier: ``arguments`` is JSON in a string."""
 
@@ -185,7 +269,7 @@ class ChatMessage(StrictModel):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | Annotated[list[ContentPart], Field(max_length=MAX_PARTS)] | None = None
+    content: Content | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: Name | None = None
@@ -206,6 +290,10 @@ class ChatCompletionRequest(GenerationRequest):
         "continue_final_message": (False,),
         "chat_template": (),
         "documents": ([],),
+        "best_of": (1,),
+        "add_special_tokens": (False,),
+        "verbosity": ("medium",),
+        "store": (False,),
         "echo": (False,),
     }
 
@@ -216,10 +304,7 @@ class ChatCompletionRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: (
         Annotated[
-            dict[
-                Annotated[str, Field(max_length=64)],
-                bool | Integer | Number | Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None,
-            ],
+            dict[Annotated[str, Field(max_length=64)], TemplateOption | None],
             Field(max_length=MAX_TEMPLATE_OPTIONS),
         ]
         | None

@@ -74,11 +74,16 @@ def build_parser(
     actions = parser.add_subparsers(dest="command", metavar="COMMAND")
     subparsers: dict[str, argparse.ArgumentParser] = {}
     for name, line in COMMANDS.items():
-        subparsers[name] = actions.add_parser(name, help=line, description=line.capitalize() + ".")
+        subparsers[name] = actions.add_parser(name, help=line, description=_sentence(line))
         if name == command:
             module = importlib.import_module(f"octavo_server.cli.{name}")
             module.add_arguments(subparsers[name])
     return parser, subparsers
+
+
+def _sentence(line: str) -> str:
+    # Not `capitalize`, which makes the rest lower case.
+    return line[0].upper() + line[1:] + "."
 
 
 def _unknown_message(argument: str, parser: argparse.ArgumentParser) -> str:

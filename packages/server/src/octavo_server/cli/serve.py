@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import sys
 from typing import Any
 
 import msgspec
 
-from octavo_core.config import GROUPS, EngineConfig, Option, options, resolve_config
+from octavo_core.config import (
+    ENVIRONMENT_PREFIX,
+    GROUPS,
+    EngineConfig,
+    Option,
+    options,
+    resolve_config,
+)
 from octavo_core.errors import ConfigError
+
+_FLOAT = msgspec.inspect.FloatType
+_CACHE_VARIABLE = "OCTAVO_CACHE_DIR"
+_EPILOG = (
+    "Each flag can also be set as an environment variable, for example OCTAVO_MAX_NUM_SEQS for "
+    "--max-num-seqs; the flag counts more. OCTAVO_CACHE_DIR is the folder where the starter model "
+    "is kept (default: octavo in the user's cache folder)."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="folder, .gguf file or hub id (default: the built-in starter model)",
     )
+    parser.epilog = _EPILOG
     defaults = EngineConfig()
     groups = {
         name: parser.add_argument_group(name, type(getattr(defaults, name)).__doc__)
@@ -56,7 +74,44 @@ def config_from_arguments(args: argparse.Namespace) -> EngineConfig:
                 field="model",
             )
         flags["model"] = positional
+    _warn_of_mistyped_variables()
+    for option in options():
+        flag, variable = flags[option.name], ENVIRONMENT_PREFIX + option.name.upper()
+        if flag is not None:
+            _check_number(option, flag, "flag --" + option.name.replace("_", "-"))
+        elif variable in os.environ:
+            _check_number(option, os.environ[variable], f"environment {variable}")
     return resolve_config(flags, os.environ)
+
+
+def _warn_of_mistyped_variables() -> None:
+    """Name variables that are almost a setting's. Others with our prefix may be somebody else's."""
+    known = {ENVIRONMENT_PREFIX + option.name.upper() for option in options()} | {_CACHE_VARIABLE}
+    unknown = [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]
+    for name in sorted(set(unknown) - known):
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if close:
+            print(
+                f"octavo serve: warning: {name} is no setting and is ignored; did you mean "
+                f"{close[0]}?",
+                file=sys.stderr,
+            )
+
+
+def _check_number(option: Option, value: str, source: str) -> None:
+    """Refuse a text that is no number. With a unit, `resolve_config` reads it itself."""
+    kind = _unwrap(option.type)
+    has_unit = bool(option.type.extra)
+    if has_unit or not isinstance(kind, msgspec.inspect.IntType | _FLOAT):
+        return
+    read, wanted = (float, "a number") if isinstance(kind, _FLOAT) else (int, "a whole number")
+    try:
+        read(value)
+    except ValueError:
+        raise ConfigError(
+            f"{option.name} is {value!r} (from {source}): it must be {wanted}.",
+            field=option.name,
+        ) from None
 
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
