@@ -33,7 +33,12 @@ def test_quantities(text: str, value: int) -> None:
     ("flags", "environ", "words"),
     [
         ({"block_size": "0"}, {}, ["block_size", "'0'", "flag --block-size", ">= 1"]),
-        ({"block_size": "x"}, {}, ["block_size", "'x'", "int"]),
+        ({"block_size": "x"}, {}, ["block_size", "'x'", "a whole number"]),
+        ({"block_size": "5.5"}, {}, ["block_size", "'5.5'", "a whole number"]),
+        ({"block_size": 5.5}, {}, ["block_size", "5.5", "a whole number"]),
+        ({"cpu_threads": "all"}, {}, ["cpu_threads", "'all'", "a whole number"]),
+        ({"shutdown_timeout": "soon"}, {}, ["shutdown_timeout", "'soon'", "a number"]),
+        ({"enable_prefix_caching": "maybe"}, {}, ["'maybe'", "true or false"]),
         ({"dtype": "int4"}, {}, ["dtype", "int4"]),
         ({}, {"OCTAVO_PORT": "99999"}, ["port", "99999", "environment OCTAVO_PORT", "65535"]),
         ({"kv_cache_memory": "much"}, {}, ["kv_cache_memory", "much", "GiB"]),

@@ -61,12 +61,6 @@ def test_one_stop_string_and_lists_are_taken_for_what_they_mean() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
-def test_greedy() -> None:
-    assert SamplingParams(temperature=0).is_greedy
-    assert SamplingParams(temperature=1e-6).is_greedy
-    assert not SamplingParams(temperature=0.01).is_greedy
-
-
 def test_limits_hold_on_the_wire_too() -> None:
     params = SamplingParams(temperature=0.5, stop=("a",), seed=3)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params

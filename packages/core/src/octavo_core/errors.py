@@ -69,3 +69,24 @@ class RequestFailedError(EngineError):
 
 class EngineDeadError(EngineError):
     """The engine process has ended; requests in flight are lost (HTTP 503)."""
+
+
+def error_named(
+    kind: str, message: str, field: str | None = None, *, default: type[EngineError]
+) -> OctavoError:
+    """Make an error again that crossed to another process as the name of its class.
+
+    Args:
+        kind: Name of a class of this module.
+        message: The error's message.
+        field: What a `UserError` names as being at fault.
+        default: Class to use where `kind` is none of ours, or a base that says too little.
+    """
+    error_type = globals().get(kind)
+    if not isinstance(error_type, type) or error_type in (OctavoError, UserError):
+        return default(message)
+    if issubclass(error_type, UserError):
+        return error_type(message, field=field)
+    if issubclass(error_type, EngineError):
+        return error_type(message)
+    return default(message)

@@ -114,11 +114,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if not is_right(value):
                 raise _invalid(field, repr(value), what)
 
-    @property
-    def is_greedy(self) -> bool:
-        """True if the likeliest token is always taken."""
-        return self.temperature < GREEDY_TEMPERATURE
-
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)

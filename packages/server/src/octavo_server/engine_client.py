@@ -12,14 +12,14 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from octavo_core import errors, wire
+from octavo_core import wire
 from octavo_core.config import EngineConfig
 from octavo_core.errors import (
     EngineDeadError,
     InvalidRequestError,
     OctavoError,
     QueueFullError,
-    UserError,
+    error_named,
 )
 from octavo_server.engine_process import EngineProcess
 from octavo_server.output_processor import OutputProcessor
@@ -202,7 +202,7 @@ class EngineClient:
                 if not self._ready.done():
                     self._ready.set_result(message)
             case wire.Failed():
-                self._fail(_to_exception(message))
+                self._fail(_error_of(message))
             case wire.UtilityResult():
                 logger.warning("Unexpected UtilityResult %d", message.call_id)
 
@@ -339,8 +339,5 @@ def join_deltas(deltas: list[OutputDelta]) -> OutputDelta:
     )
 
 
-def _to_exception(failed: wire.Failed) -> OctavoError:
-    error_type = getattr(errors, failed.kind, None)
-    if isinstance(error_type, type) and issubclass(error_type, UserError):
-        return error_type(failed.message, field=failed.field)
-    return EngineDeadError(failed.message)
+def _error_of(failed: wire.Failed) -> OctavoError:
+    return error_named(failed.kind, failed.message, failed.field, default=EngineDeadError)

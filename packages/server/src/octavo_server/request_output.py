@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from octavo_core import errors
-from octavo_core.errors import OctavoError, RequestFailedError, UserError
+from octavo_core.errors import OctavoError, RequestFailedError, error_named
 
 
 class PositionLogprob(msgspec.Struct, frozen=True):
@@ -56,13 +55,7 @@ class OutputError(msgspec.Struct, frozen=True):
 
     def to_exception(self) -> OctavoError:
         """Return the exception that this error stands for."""
-        error_type = getattr(errors, self.kind, None)
-        if not (isinstance(error_type, type) and issubclass(error_type, OctavoError)):
-            return RequestFailedError(self.message)
-        # A bare UserError would not say to which status it maps.
-        if error_type is UserError or error_type is OctavoError:
-            return RequestFailedError(self.message)
-        return error_type(self.message)
+        return error_named(self.kind, self.message, default=RequestFailedError)
 
 
 class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,7 +96,7 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(error.status_code, str(error.detail), code=None)
         case _:
             logger.error("A request failed", exc_info=error)
-            return ApiError(500, f"the server failed: {error}", SERVER_ERROR)
+            return ApiError(500, "the server failed; its log has the cause", SERVER_ERROR)
 
 
 def json_response(

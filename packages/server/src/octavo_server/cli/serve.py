@@ -20,7 +20,6 @@ from octavo_core.config import (
 )
 from octavo_core.errors import ConfigError
 
-_FLOAT = msgspec.inspect.FloatType
 _CACHE_VARIABLE = "OCTAVO_CACHE_DIR"
 _EPILOG = (
     "Each flag can also be set as an environment variable, for example OCTAVO_MAX_NUM_SEQS for "
@@ -75,12 +74,6 @@ def config_from_arguments(args: argparse.Namespace) -> EngineConfig:
             )
         flags["model"] = positional
     _warn_of_mistyped_variables()
-    for option in options():
-        flag, variable = flags[option.name], ENVIRONMENT_PREFIX + option.name.upper()
-        if flag is not None:
-            _check_number(option, flag, "flag --" + option.name.replace("_", "-"))
-        elif variable in os.environ:
-            _check_number(option, os.environ[variable], f"environment {variable}")
     return resolve_config(flags, os.environ)
 
 
@@ -96,22 +89,6 @@ def _warn_of_mistyped_variables() -> None:
                 f"{close[0]}?",
                 file=sys.stderr,
             )
-
-
-def _check_number(option: Option, value: str, source: str) -> None:
-    """Refuse a text that is no number. With a unit, `resolve_config` reads it itself."""
-    kind = _unwrap(option.type)
-    has_unit = bool(option.type.extra)
-    if has_unit or not isinstance(kind, msgspec.inspect.IntType | _FLOAT):
-        return
-    read, wanted = (float, "a number") if isinstance(kind, _FLOAT) else (int, "a whole number")
-    try:
-        read(value)
-    except ValueError:
-        raise ConfigError(
-            f"{option.name} is {value!r} (from {source}): it must be {wanted}.",
-            field=option.name,
-        ) from None
 
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:

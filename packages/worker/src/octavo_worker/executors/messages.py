@@ -113,9 +113,9 @@ def failure_of(error: Exception) -> Failure:
 
 def error_of(failure: Failure) -> errors.OctavoError:
     """Make the error again. One that is not of Octavo's own kinds becomes an EngineError."""
-    kind = getattr(errors, failure.kind, None)
-    if isinstance(kind, type) and issubclass(kind, errors.UserError):
-        return kind(failure.message, field=failure.field)
-    if isinstance(kind, type) and issubclass(kind, errors.EngineError):
-        return kind(failure.message)
-    return errors.EngineError(f"{failure.kind} in a worker: {failure.message}")
+    error = errors.error_named(
+        failure.kind, failure.message, failure.field, default=errors.EngineError
+    )
+    if type(error) is errors.EngineError and failure.kind != "EngineError":
+        return errors.EngineError(f"{failure.kind} in a worker: {failure.message}")
+    return error
