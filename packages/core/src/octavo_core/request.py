@@ -53,11 +53,14 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
         "arrival_time",
         "block_hashes",
         "block_ids",
         "cache_salt",
+        "deadline",
         "max_total_tokens",
+        "media",
         "min_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -71,6 +74,7 @@ class Request:
         "status",
         "stop_ids",
         "stop_reason",
+        "tenant",
         "token_ids",
     )
 
@@ -80,7 +84,11 @@ class Request:
         self.sampling_params = params
         self.arrival_time = request.arrival_time
         self.priority = request.priority
+        self.tenant = request.tenant
+        self.deadline = request.deadline
         self.cache_salt = request.cache_salt
+        self.adapter = request.adapter
+        self.media = request.media
         self.token_ids = request.prompt_token_ids + request.output_token_ids
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0

@@ -29,6 +29,20 @@ WIRE_VERSION = 1
 _VERSION_BYTE = bytes([WIRE_VERSION])
 
 
+class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Prompt tokens that stand for one image, sound or the like.
+
+    Attributes:
+        digest: Hash of the contents: equal placeholders with other contents are other tokens.
+        start: Position of the first token.
+        length: Number of tokens.
+    """
+
+    digest: str
+    start: int
+    length: int
+
+
 class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """One answer to be computed: what crosses from the front to the engine.
 
@@ -41,6 +55,10 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
         cache_salt: Keeps this request's prefix-cache blocks apart from others'.
         output_token_ids: Tokens that are already there, when a request is resumed
             on a new engine.
+        tenant: Whom the request is counted for, under the fair-share policy.
+        deadline: Seconds since the epoch after which nobody wants the answer any more.
+        adapter: Name of the adapter that changes the model's weights for this request.
+        media: Images and the like that stand for prompt tokens.
     """
 
     request_id: str
@@ -50,6 +68,10 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
     priority: int = 0
     cache_salt: str | None = None
     output_token_ids: list[int] = []
+    tenant: str | None = None
+    deadline: float | None = None
+    adapter: str | None = None
+    media: list[MediaSpan] = []
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
