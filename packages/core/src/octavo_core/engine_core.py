@@ -12,6 +12,7 @@ from octavo_core.errors import EngineDeadError, UserError
 from octavo_core.executor import Executor, ProgressCallback
 from octavo_core.memory_planner import plan_kv_cache, resolve_max_model_len
 from octavo_core.model_spec import ModelSpec
+from octavo_core.policies import load_policy
 from octavo_core.scheduler import Scheduler, refusal
 from octavo_core.wire import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Ready
 
@@ -50,7 +51,9 @@ class EngineCore:
             ModelError: The model can't be loaded.
         """
         started = time.perf_counter()
-        resolve_max_model_len(self.spec, self.config)  # refuse before the weights are read
+        # Refuse before the weights are read.
+        resolve_max_model_len(self.spec, self.config)
+        policy = load_policy(self.config.scheduler.scheduling_policy)
         self._executor.load_model(on_progress)
         loaded = time.perf_counter()
         logger.info("Loading the model took %.2f seconds", loaded - started)
@@ -76,7 +79,7 @@ class EngineCore:
         blocks = BlockManager(
             plan.num_blocks, plan.block_size, self.config.cache.enable_prefix_caching
         )
-        self._scheduler = Scheduler(self.config.scheduler, blocks, plan.max_model_len)
+        self._scheduler = Scheduler(self.config.scheduler, blocks, plan.max_model_len, policy)
         return Ready(
             max_model_len=plan.max_model_len,
             num_blocks=plan.num_blocks,
