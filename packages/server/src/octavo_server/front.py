@@ -227,7 +227,10 @@ class _Front:
         spec = await _in_daemon_thread(lambda: read_model_spec(resolved.path))
         client.output_processor = OutputProcessor(tokenizer)
         input_processor = InputProcessor(
-            tokenizer, spec, model.max_model_len or spec.max_position_embeddings
+            tokenizer,
+            spec,
+            model.max_model_len or spec.max_position_embeddings,
+            self._config.scheduler.scheduling_policy,
         )
         chat_problem = await _in_daemon_thread(input_processor.chat_problem)
         if chat_problem is not None:

@@ -69,7 +69,10 @@ class LLM:
         self._default_params = SamplingParams(**read_sampling_defaults(resolved.path))
         self._output_processor = OutputProcessor(self.tokenizer)
         self._input_processor = InputProcessor(
-            self.tokenizer, spec, config.model.max_model_len or spec.max_position_embeddings
+            self.tokenizer,
+            spec,
+            config.model.max_model_len or spec.max_position_embeddings,
+            config.scheduler.scheduling_policy,
         )
         self._ids = count()
         self._lock = threading.Lock()
