@@ -117,8 +117,8 @@ def test_an_engine_refuses_an_unknown_policy_before_it_loads_anything() -> None:
 
 def test_looking_for_entry_points_is_left_until_a_policy_is_asked_for() -> None:
     code = (
-        "import sys, octavo_core.scheduler, octavo_core.policies\n"
-        "print('importlib.metadata' in sys.modules)"
+        "import sys; before = set(sys.modules); import octavo_core.scheduler\n"
+        "print('importlib.metadata' in set(sys.modules) - before)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
