@@ -39,7 +39,9 @@ every_policy = pytest.mark.parametrize("make_policy", POLICIES, ids=lambda polic
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["arrive", "arrive", "admit", "admit", "preempt", "step", "abort"]),
+        st.sampled_from(
+            ["arrive", "arrive", "admit", "admit", "suspect", "preempt", "step", "abort"]
+        ),
         st.integers(0, 7),
     ),
     max_size=80,
@@ -62,6 +64,8 @@ def play(driver: PolicyDriver, events: list[tuple[str, int]]) -> None:
             )
         elif event == "admit" and driver.waiting:
             driver.admit()
+        elif event == "suspect" and driver.waiting:
+            driver.admit_out_of_turn(driver.waiting[number % len(driver.waiting)])
         elif event == "preempt" and driver.running:
             driver.preempt()
         elif event == "step":

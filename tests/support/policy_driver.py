@@ -60,6 +60,13 @@ class PolicyDriver:
         self.check()
         return head
 
+    def admit_out_of_turn(self, request: Request) -> None:
+        self.waiting.remove(request)
+        request.status = RequestStatus.RUNNING
+        self.policy.remove(request)
+        self.running.append(request)
+        self.check()
+
     def preempt(self) -> Request:
         victim = self.policy.choose_victim(self.running)
         self.running.remove(victim)

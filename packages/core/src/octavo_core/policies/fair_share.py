@@ -7,7 +7,7 @@ from itertools import count
 
 from octavo_core.errors import ConfigError
 from octavo_core.policies.lazy_heap import LazyHeap
-from octavo_core.request import Request
+from octavo_core.request import Request, RequestStatus
 
 
 class _Tenant:
@@ -47,7 +47,8 @@ class FairSharePolicy:
     tenant was last admitted or lifted, its counter was the floor of that moment (or it was
     not lifted because it was above, and the moment before that counts). Since then it was
     given at most the prompt of that admission, and the outputs of requests that ran then,
-    which are S at most. So counters in line are within U of each other at both ends of any
+    which are S at most. (Requests that are admitted out of turn, after a step has failed,
+    are not in this count.) So counters in line are within U of each other at both ends of any
     time, and a counter that is never lifted grows by exactly what its tenant is given.
 
     A tenant that comes back, and is not ahead of the floor, is therefore served after at
@@ -121,20 +122,18 @@ class FairSharePolicy:
         """Take that request, and count its prompt."""
         tenant = self._least_served()
         request = tenant.line.peek()
-        is_new, _ = tenant.line.key_of(request)
         self._floor = max(self._floor, tenant.service)
-        self._dequeue(tenant, request)
-        if is_new:
-            tenant.service += self._input_weight * request.num_prompt_tokens
-        tenant.running[request] = None
-        tenant.num_counted_tokens += request.num_output_tokens
+        self._start(tenant, request)
         return request
 
     def remove(self, request: Request) -> None:
         """Take any waiting request out of line."""
         tenant = self._tenants[request.tenant]
-        self._dequeue(tenant, request)
-        self._forget(tenant, request)
+        if request.status is RequestStatus.RUNNING:
+            self._start(tenant, request)
+        else:
+            self._dequeue(tenant, request)
+            self._forget(tenant, request)
 
     def finish(self, request: Request) -> None:
         """Count what a request was given in the end, and forget it."""
@@ -164,6 +163,14 @@ class FairSharePolicy:
             self._waiting.push(tenant, tenant.service)
         tenant.line.push(request, (is_new, self._arrivals[request]))
         self._num_waiting += 1
+
+    def _start(self, tenant: _Tenant, request: Request) -> None:
+        is_new, _ = tenant.line.key_of(request)
+        self._dequeue(tenant, request)
+        if is_new:
+            tenant.service += self._input_weight * request.num_prompt_tokens
+        tenant.running[request] = None
+        tenant.num_counted_tokens += request.num_output_tokens
 
     def _dequeue(self, tenant: _Tenant, request: Request) -> None:
         tenant.line.remove(request)

@@ -18,9 +18,9 @@ class SchedulingPolicy(Protocol):
              remove  └── requeue ────┘
                   ▼
 
-    So each request is told off once, by `remove` while it is in line and by `finish` when
-    it is not. The scheduler asks for the head of the line only, several times a step, so
-    none of these may cost time in the number of those who wait (O(log n) is fine).
+    So the end of each request is told once, by `remove` while it is in line and by `finish`
+    when it is not. The scheduler asks for the head of the line only, several times a step,
+    so none of these may cost time in the number of those who wait (O(log n) is fine).
     """
 
     def __len__(self) -> int:
@@ -47,7 +47,11 @@ class SchedulingPolicy(Protocol):
         ...
 
     def remove(self, request: Request) -> None:
-        """Take any waiting request out of line, for good: it ended before its turn."""
+        """Take any waiting request out of line: it has ended.
+
+        One whose status is ``RUNNING`` has not: it was admitted out of turn, to find out
+        which request makes steps fail, and goes on as if it had been popped.
+        """
         ...
 
     def finish(self, request: Request) -> None:

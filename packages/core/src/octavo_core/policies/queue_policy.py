@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from octavo_core.policies.lazy_heap import LazyHeap
-from octavo_core.request import Request
+from octavo_core.request import Request, RequestStatus
 
 
 class QueuePolicy(ABC):
@@ -59,7 +59,8 @@ class QueuePolicy(ABC):
     def remove(self, request: Request) -> None:
         """Take any waiting request out of line."""
         self._line.remove(request)
-        self.finish(request)
+        if request.status is not RequestStatus.RUNNING:
+            self.finish(request)
 
     def finish(self, request: Request) -> None:
         """Forget a request that has ended."""
