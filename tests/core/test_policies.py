@@ -6,7 +6,6 @@ import itertools
 import tracemalloc
 from collections.abc import Callable
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -142,11 +141,15 @@ def test_a_scheduler_serves_all_under_every_policy(
     )
     lengths = {}
     for number in range(24):
-        request = make_request(f"r{number}", 1 + number % 9, max_tokens=3 + number % 11)
-        lengths[request.request_id] = request.sampling_params.max_tokens
-        scheduler.add_request(
-            msgspec.structs.replace(request, priority=number % 4, tenant=f"t{number % 3}")
+        request = make_request(
+            f"r{number}",
+            1 + number % 9,
+            max_tokens=3 + number % 11,
+            priority=number % 4,
+            tenant=f"t{number % 3}",
         )
+        lengths[request.request_id] = request.sampling_params.max_tokens
+        scheduler.add_request(request)
     got = dict.fromkeys(lengths, 0)
     for _ in range(2000):
         if not scheduler.has_unfinished_requests():

@@ -106,7 +106,7 @@ def test_tokens_that_a_resumed_request_brings_along_are_not_charged() -> None:
     driver = PolicyDriver(policy)
     request = make_waiting("a", 10, tenant="a")
     for token_id in range(5):
-        request.append(token_id)
+        request.token_ids.append(token_id)
     driver.arrive(request)
     driver.admit()
     assert policy.service_of("a") == 10

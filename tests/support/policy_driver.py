@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from octavo_core.policies import SchedulingPolicy
 from octavo_core.request import Request, RequestStatus
 from support.engine_fakes import make_request
@@ -18,11 +16,10 @@ def make_waiting(
     priority: int = 0,
     tenant: str | None = None,
     max_tokens: int = 1000,
-    **params: Any,
+    **fields: Any,
 ) -> Request:
     """A request as the scheduler makes it."""
-    wire = make_request(request_id, prompt, max_tokens, **params)
-    wire = msgspec.structs.replace(wire, priority=priority, tenant=tenant)
+    wire = make_request(request_id, prompt, max_tokens, priority=priority, tenant=tenant, **fields)
     return Request(wire, max_model_len=1_000_000)
 
 
@@ -80,7 +77,8 @@ class PolicyDriver:
     def step(self) -> None:
         """Each running request gets a token; those that are complete end."""
         for request in tuple(self.running):
-            if request.append(0):
+            request.token_ids.append(0)
+            if request.ends_with(0):
                 self.running.remove(request)
                 self.policy.finish(request)
         self.check()
