@@ -5,8 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo_core.block_manager import BlockManager
+from octavo_core.config import SchedulerConfig
 from octavo_core.policies import PriorityPolicy
 from octavo_core.request import Request
+from octavo_core.scheduler import Scheduler
+from octavo_core.scheduler_output import ModelRunnerOutput
+from support.engine_fakes import make_request
 from support.policy_driver import PolicyDriver, make_waiting
 
 
@@ -128,3 +133,24 @@ def test_nobody_waits_longer_than_the_bound(
             del allowed[gone]
     while driver.waiting:
         admit()
+
+
+def test_a_victim_that_was_part_of_the_step_leaves_nothing_behind_that_was_not_computed() -> None:
+    """The older request is the victim, so its chunk is scheduled before it is chosen."""
+    config = SchedulerConfig(max_num_batched_tokens=16, long_prefill_token_threshold=8)
+    blocks = BlockManager(num_blocks=8, block_size=4)
+    scheduler = Scheduler(config, blocks, max_model_len=28, policy=PriorityPolicy())
+    low = make_request("low", 24, priority=5)
+    scheduler.add_request(low)
+    counts = []
+    for name in ("high", None, None):
+        step = scheduler.schedule()
+        assert step is not None
+        counts.append(step.num_scheduled_tokens)
+        scheduler.update_from_output(ModelRunnerOutput(step.step_id, [-1] * len(step.slots)))
+        if name is not None:
+            scheduler.add_request(make_request(name, 12, priority=0))
+    # In the last step low got the last two blocks, and then high needed one.
+    assert counts == [[8], [8, 8], [4]]
+    assert scheduler.num_preemptions == 1
+    assert blocks.find_cached_prefix(Request(low, 28)).num_tokens == 16
