@@ -17,21 +17,13 @@ from octavo_core.policies import (
     FairSharePolicy,
     FCFSPolicy,
     PriorityPolicy,
-    QueuePolicy,
     SchedulingPolicy,
 )
 from octavo_core.policies.lazy_heap import LazyHeap
-from octavo_core.request import Request
 from octavo_core.scheduler import Scheduler
 from octavo_core.scheduler_output import ModelRunnerOutput
 from support.engine_fakes import make_request
-from support.policy_driver import PolicyDriver, make_waiting
-
-
-class ShortestPromptFirst(QueuePolicy):
-    def sort_key(self, request: Request) -> int:
-        return request.num_prompt_tokens
-
+from support.policy_driver import PolicyDriver, ShortestPromptFirst, make_waiting
 
 POLICIES = [FCFSPolicy, PriorityPolicy, FairSharePolicy, ShortestPromptFirst]
 every_policy = pytest.mark.parametrize("make_policy", POLICIES, ids=lambda policy: policy.__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo_core.policies import SchedulingPolicy
+from octavo_core.policies import QueuePolicy, SchedulingPolicy
 from octavo_core.request import Request, RequestStatus
 from support.engine_fakes import make_request
 
@@ -21,6 +21,13 @@ def make_waiting(
     """A request as the scheduler makes it."""
     wire = make_request(request_id, prompt, max_tokens, priority=priority, tenant=tenant, **fields)
     return Request(wire, max_model_len=1_000_000)
+
+
+class ShortestPromptFirst(QueuePolicy):
+    """A policy of somebody else's."""
+
+    def sort_key(self, request: Request) -> int:
+        return request.num_prompt_tokens
 
 
 class PolicyDriver:
