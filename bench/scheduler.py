@@ -217,6 +217,7 @@ class Decode:
         config = SchedulerConfig(
             max_num_batched_tokens=count * PROMPT,
             max_num_seqs=count + (1 if waiting == "blocks" else 0),
+            max_num_queued_reqs=2 * NUM_WAITING,
         )
         self.count = count
         self.scheduler = Scheduler(
@@ -242,6 +243,7 @@ class Decode:
         sampled = [7] * self.count
         for _ in range(count):
             step = schedule()
+            assert step is not None
             update(ModelRunnerOutput(step.step_id, sampled))
 
     def measure(self) -> float:
@@ -273,6 +275,7 @@ class LongPrompt:
         with timer() as elapsed:
             self.scheduler.add_request(request)
             step = self.scheduler.schedule()
+        assert step is not None
         self.scheduler.update_from_output(ModelRunnerOutput(step.step_id, [7]))
         assert not self.scheduler.has_unfinished_requests()
         return elapsed[0] * 1e6
@@ -282,7 +285,7 @@ class LongPrompt:
         self.blocks.find_cached_prefix(request)  # hashes it
         with timer() as elapsed:
             found = self.blocks.find_cached_prefix(request)
-        assert len(found) == LONG_PROMPT // BLOCK_SIZE - 1
+        assert found.num_tokens == LONG_PROMPT - BLOCK_SIZE
         return elapsed[0] * 1e6
 
 
@@ -297,7 +300,7 @@ class Blocks:
 
     def evict(self) -> float:
         pool = BlockPool(self.COUNT)
-        block_ids = pool.allocate(self.COUNT)
+        block_ids, _ = pool.allocate(self.COUNT)
         for block_id in block_ids:
             pool.register(block_id, block_id.to_bytes(32, "little"))
         pool.free(block_ids)
@@ -305,7 +308,7 @@ class Blocks:
 
     def free(self) -> float:
         pool = BlockPool(self.COUNT)
-        block_ids = pool.allocate(self.COUNT)
+        block_ids, _ = pool.allocate(self.COUNT)
         return self.timed(lambda: pool.free(reversed(block_ids)))
 
     def timed(self, work: Callable[[], object]) -> float:
@@ -327,7 +330,7 @@ class Wire:
             step_id=1,
             freed_slots=[],
             new_requests=[],
-            new_block_ids=[(slot, [slot * 50]) for slot in range(0, count, BLOCK_SIZE)],
+            new_block_ids=[(slot, [[slot * 50]]) for slot in range(0, count, BLOCK_SIZE)],
             slots=list(range(count)),
             num_scheduled_tokens=[1] * count,
             num_computed_tokens=[PROMPT + slot % 100 for slot in range(count)],

@@ -19,8 +19,10 @@ class _Tenant:
         self.name = name
         self.service = 0.0
         self.line: LazyHeap[Request] = LazyHeap()
-        self.running: dict[Request, None] = {}
-        self.num_counted_tokens = 0  # output tokens of `running` that are in `service`
+        # With their tokens, so that counting them takes 20 ns each and not 100: it is done at
+        # every step while the head of the line waits for blocks.
+        self.running: dict[Request, list[int]] = {}
+        self.num_counted_tokens = 0  # of `running`, as of the last time
 
 
 class FairSharePolicy:
@@ -169,8 +171,8 @@ class FairSharePolicy:
         self._dequeue(tenant, request)
         if is_new:
             tenant.service += self._input_weight * request.num_prompt_tokens
-        tenant.running[request] = None
-        tenant.num_counted_tokens += request.num_output_tokens
+        tenant.running[request] = request.token_ids
+        tenant.num_counted_tokens += len(request.token_ids)
 
     def _dequeue(self, tenant: _Tenant, request: Request) -> None:
         tenant.line.remove(request)
@@ -195,14 +197,14 @@ class FairSharePolicy:
 
     def _count(self, tenant: _Tenant) -> None:
         """Add the output tokens that have come since the last time."""
-        num_tokens = sum(request.num_output_tokens for request in tenant.running)
+        num_tokens = sum(map(len, tenant.running.values()))
         tenant.service += self._output_weight * (num_tokens - tenant.num_counted_tokens)
         tenant.num_counted_tokens = num_tokens
 
     def _stop(self, tenant: _Tenant, request: Request) -> None:
         self._count(tenant)
         del tenant.running[request]
-        tenant.num_counted_tokens -= request.num_output_tokens
+        tenant.num_counted_tokens -= len(request.token_ids)
 
     def _forget(self, tenant: _Tenant, request: Request) -> None:
         """Forget an ended request, and tenants that need not be remembered."""
