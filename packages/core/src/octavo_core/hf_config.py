@@ -198,7 +198,9 @@ def _experts(flat: Mapping[str, Any], get: Any) -> dict[str, Any]:
     shared = flat.get("shared_expert_intermediate_size")
     if shared is None and isinstance(width, int):
         shared = width * (flat.get("n_shared_experts") or 0)
-    dense = set(flat.get("mlp_only_layers") or ()) | set(range(flat.get("first_k_dense_replace") or 0))
+    dense = set(flat.get("mlp_only_layers") or ()) | set(
+        range(flat.get("first_k_dense_replace") or 0)
+    )
     step = flat.get("decoder_sparse_step") or flat.get("interleave_moe_layer_step") or 1
     every = flat.get("moe_layer_freq") if isinstance(flat.get("moe_layer_freq"), int) else 1
     layers = (

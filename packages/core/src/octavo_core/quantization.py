@@ -79,11 +79,11 @@ def quantization_from_config(config: Mapping[str, Any]) -> Quantization | None:
         size = _grouped(bits, group, 2, bits) if group > 0 else bits / 8
         return Quantization(method=method, weight_bytes=size)
     if method == "bitsandbytes":
-        size = 1.0 if entry.get("load_in_8bit") else QUANTIZATIONS[method].weight_bytes
-        return Quantization(method=method, weight_bytes=size)
+        if entry.get("load_in_8bit"):
+            return Quantization(method=method, weight_bytes=1.0)
+        return QUANTIZATIONS[method]
     if method == "mxfp4":  # gpt-oss
-        size = QUANTIZATIONS[method].weight_bytes
-        return Quantization(method=method, weight_bytes=size, only_experts=True)
+        return msgspec.structs.replace(QUANTIZATIONS[method], only_experts=True)
     if method in ("compressed-tensors", "quark"):
         return Quantization(method=method, weight_bytes=_compressed(entry))
     if method.startswith("modelopt"):
