@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from octavo_core.__main__ import main
+from octavo_core.device_table import DEVICES
 from octavo_core.host_memory import available_host_memory
 from support.gguf_writer import llama_metadata, write_gguf
-from support.model_configs import DEEPSEEK_V3, GEMMA_3_4B, GPT_OSS_20B, LLAMA_3_8B
+from support.model_configs import DEEPSEEK_V3, GEMMA_3_4B, GPT_OSS_20B, LLAMA_3_8B, PUBLISHED
 
 WORKED_EXAMPLE = {
     "kv_bytes_per_token": 131072,
@@ -230,3 +232,31 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "plan" in capsys.readouterr().out
+
+
+def test_the_page_shows_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    shown = re.findall(r"```console\n\$ octavo (plan (\S+) .*)\n([^`]*)```", page)
+    assert len(shown) == 3
+    for command, model, output in shown:
+        Path(model).mkdir(exist_ok=True)
+        Path(model, "config.json").write_text(json.dumps(PUBLISHED[model].config))
+        main(command.split())
+        assert capsys.readouterr().out == output
+
+
+def test_the_page_lists_the_devices() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
+    rows = re.findall(r"^\| `(\S+)` \| (\S+) GiB \| (\S+) GB/s \| (\S+) TFLOPS", page, re.MULTILINE)
+    assert rows == [
+        (
+            device.name,
+            f"{device.memory_bytes / 2**30:.1f}",
+            f"{device.bandwidth_gb_s:,g}",
+            f"{device.bf16_tflops:,g}",
+        )
+        for device in DEVICES.values()
+    ]
