@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from octavo_core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -30,6 +31,30 @@ def test_start_plans_from_the_executors_memory() -> None:
     assert (ready.num_blocks, ready.kv_cache_tokens, ready.max_model_len) == (4096, 16384, 256)
     assert ready.device == "fake"
     assert stages[0] == "loading"
+
+
+def test_a_model_with_windows_gets_the_groups_that_its_memory_was_planned_for() -> None:
+    spec = msgspec.structs.replace(
+        tiny_spec(),
+        num_hidden_layers=6,
+        sliding_window=64,
+        layer_kinds=("sliding", "sliding", "full") * 2,
+    )
+    config = EngineConfig(
+        model=ModelConfig(max_model_len="auto"),
+        cache=CacheConfig(block_size=4, num_gpu_blocks_override=300),
+        scheduler=SchedulerConfig(max_num_batched_tokens=32),
+    )
+    engine = EngineCore(config, spec, FakeExecutor(4, 128))
+    ready = engine.start(lambda stage, progress: None)
+    blocks = engine.scheduler.blocks
+    assert [(group.layers, group.window) for group in blocks.groups] == [
+        ((0, 3), 64),
+        ((1, 4), 64),
+        ((2, 5), None),
+    ]
+    # Two groups hold up to 95 tokens in 25 blocks, and the third has the other 250.
+    assert ready.max_model_len == 250 * 4 == blocks.num_tokens_alone
 
 
 def test_start_refuses_a_context_that_does_not_fit() -> None:
