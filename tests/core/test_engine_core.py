@@ -62,6 +62,18 @@ def test_start_refuses_a_context_that_does_not_fit() -> None:
         make_engine(num_gpu_blocks_override=2).start(lambda stage, progress: None)
 
 
+def test_the_refusal_names_every_knob_with_its_value() -> None:
+    executor = FakeExecutor(4, 128)
+    executor.device_memory = 1 << 30
+    config = EngineConfig(model=ModelConfig(max_model_len=65536), cache=CacheConfig(block_size=4))
+    engine = EngineCore(config, tiny_spec(1 << 17), executor)
+    with pytest.raises(ConfigError) as refused:
+        engine.start(lambda stage, progress: None)
+    # The fake has 1 MiB left, that is 16,384 tokens of 64 bytes.
+    for knob in ("--max-model-len 16384", "--gpu-memory-utilization", "--kv-cache-memory"):
+        assert knob in refused.value.message
+
+
 def test_requests_run_together_as_they_would_alone() -> None:
     engine = make_engine()
     engine.start(lambda stage, progress: None)

@@ -67,6 +67,7 @@ class EngineCore:
             self.config,
             self._executor.determine_available_memory(),
             self._executor.dtype,
+            self._executor.device_memory,
         )
         logger.info("KV cache size: %d tokens", plan.kv_cache_tokens)
         logger.info(
