@@ -362,6 +362,17 @@ class BlockManager:
                 self._register(request, index, group_index, table[index])
         request.num_registered_blocks = num_full
 
+    def retract(self, request: Request) -> None:
+        """Make unfindable what a request, once dropped from a step, will not compute in it.
+
+        Nobody can have found these blocks: a step that preempts admits no one.
+        """
+        num_full = request.num_computed_tokens // self.block_size
+        for table in request.block_tables:
+            lost = table[num_full : request.num_registered_blocks]
+            self._record_removed(self.pool.forget(lost))
+        request.num_registered_blocks = min(request.num_registered_blocks, num_full)
+
     def forget(self, effects: StepEffects) -> None:
         """Take back what a step that failed made findable, on the device and on the host."""
         self._record_removed(self.pool.forget(effects.registered))
