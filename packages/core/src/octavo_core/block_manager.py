@@ -255,16 +255,19 @@ class BlockManager:
         Returns:
             For each group the block ids that were added, or None if the pool has not enough.
         """
-        count = self.num_blocks_for(num_tokens) - len(request.block_tables[0])
+        tables = request.block_tables
+        count = self.num_blocks_for(num_tokens) - len(tables[0])
         if count <= 0:
-            return [[] for _ in self.groups]
+            return [[] for _ in tables]
         if self._windowed:
             self._give_back_behind_windows(request)
-        if count * len(self.groups) > self.pool.num_free:
+        if count * len(tables) > self.pool.num_free:
             return None
-        added = [self._allocate(count) for _ in self.groups]
-        for table, block_ids in zip(request.block_tables, added, strict=True):
+        added = []
+        for table in tables:
+            block_ids = self._allocate(count)
             table += block_ids
+            added.append(block_ids)
         request.capacity += count * self.block_size
         return added
 

@@ -70,6 +70,7 @@ class EngineCore:
             self.config,
             self._executor.determine_available_memory(),
             self._executor.dtype,
+            self._executor.device_memory,
         )
         logger.info("KV cache size: %d tokens", plan.kv_cache_tokens)
         logger.info(
@@ -88,6 +89,7 @@ class EngineCore:
             plan.num_blocks,
             plan.block_size,
             self.config.cache.enable_prefix_caching,
+            groups=plan.layout.groups,
             num_host_blocks=num_host_blocks,
             max_step_tokens=self.config.scheduler.max_num_batched_tokens,
             record_events=self.config.cache.kv_events_endpoint is not None,

@@ -216,6 +216,7 @@ class _Front:
             self._config.replace("the model that was found", model_path=str(resolved.path))
         )
         # Only now, so that the engine does not wait for these imports (0.4 s) to hear of its model.
+        from octavo_core.memory_planner import longest_model_len
         from octavo_core.model_spec import read_model_spec
         from octavo_server.api.context import LoadedModel
         from octavo_server.input_processor import InputProcessor
@@ -229,7 +230,7 @@ class _Front:
         input_processor = InputProcessor(
             tokenizer,
             spec,
-            model.max_model_len or spec.max_position_embeddings,
+            longest_model_len(spec, self._config),
             self._config.scheduler.scheduling_policy,
         )
         chat_problem = await _in_daemon_thread(input_processor.chat_problem)

@@ -13,6 +13,7 @@ from torch import Tensor
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError
 from octavo_core.executor import ProgressCallback
+from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import ModelSpec
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from octavo_kernels import SamplingMetadata, sample
@@ -47,7 +48,8 @@ class Worker:
         self._config = config
         self._spec = spec
         self._rank = rank
-        self._max_model_len = config.model.max_model_len or spec.max_position_embeddings
+        self.device_memory: int | None = None  # bytes; None on a CPU
+        self._max_model_len = longest_model_len(spec, config)
 
     def init_device(self) -> None:
         """Choose device, type and threads.
@@ -71,6 +73,7 @@ class Worker:
             return
         torch.cuda.set_device(self.device)
         self._free_at_start, total = torch.cuda.mem_get_info(self.device)
+        self.device_memory = total
         share = self._config.cache.gpu_memory_utilization
         self._requested = math.ceil(total * share)
         if self._free_at_start < self._requested:
