@@ -27,9 +27,15 @@ class Mutant(NamedTuple):
 SCHEDULER = [
     Mutant(
         "scheduler.py",
-        "the budget is exceeded by one decode",
-        "elif len(requests) < budget:",
-        "elif len(requests) <= budget:",
+        "a request is admitted when no budget is left",
+        "while step.budget > 0 and self._free_slots and len(policy):",
+        "while step.budget >= 0 and self._free_slots and len(policy):",
+    ),
+    Mutant(
+        "scheduler.py",
+        "a prefill is scheduled with no tokens",
+        "                if step.budget <= 0:\n                    return\n",
+        "",
     ),
     Mutant(
         "scheduler.py",
@@ -367,8 +373,8 @@ BLOCKS = [
     Mutant(
         "block_hash.py",
         "a block's name does not depend on those before it",
-        "hashes[-1] if hashes else ROOT_HASH,",
-        "ROOT_HASH,",
+        "parent = hash_block(parent, token_ids[start:end], keys)",
+        "hash_block(parent, token_ids[start:end], keys)",
     ),
     Mutant(
         "block_hash.py",

@@ -4,7 +4,7 @@
     nox -s mutants -- window budget        those with one of these words only
 
 Each bug of `catalogue.py` is planted in a copy of ``packages/core``, and the tests run
-against the copy until the first of them fails. One that survives all of them is a hole in
+against the copy until the first of them fails: the simulation first, with fewer seeds. One that survives all of them is a hole in
 the tests: mend it with a test of what the bug breaks.
 """
 
@@ -25,7 +25,7 @@ from catalogue import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "packages" / "core" / "src"
-SIMULATIONS = ("test_simulation", "test_policies_simulation", "test_scheduler_state_machine")
+SIMULATIONS = ("test_simulation", "test_scheduler_state_machine", "test_policies_simulation")
 STORIES = ("test_scheduler", "test_block_*", "test_engine_core", "test_host_tier", "test_request")
 POLICIES = ("test_policies*",)
 TIMEOUT = 240.0  # a bug that makes a test hang is noticed, too
@@ -122,13 +122,14 @@ def try_one(mutant: Mutant, copies: SimpleQueue[Path]) -> Mutant | None:
 def pytest_command(file: str) -> list[str]:
     """Tests in the order in which they are likely to notice a bug of `file`."""
     order = (
-        (POLICIES, SIMULATIONS, STORIES)
+        (POLICIES, SIMULATIONS[:2], STORIES)
         if file.startswith("policies/")
-        else (SIMULATIONS, STORIES, POLICIES)
+        else (SIMULATIONS[:1], STORIES, SIMULATIONS[1:], POLICIES)
     )
     names = [name for names in order for name in names]
     found = [path for name in names for path in sorted((ROOT / "tests/core").glob(f"{name}.py"))]
     options = ["-q", "-x", "-rf", "--tb=no", "--show-capture=no", "-p", "no:cacheprovider"]
+    options += ["-k", "not reach"]  # is about the generator of events
     return [sys.executable, "-m", "pytest", *options, *map(str, dict.fromkeys(found))]
 
 
@@ -138,7 +139,7 @@ def run(command: list[str], source: Path) -> subprocess.CompletedProcess[str]:
         "PYTHONPATH": str(source),
         # Files that differ in one letter have one size and one second.
         "PYTHONDONTWRITEBYTECODE": "1",
-        "OCTAVO_SIMULATION_SEEDS": "200",
+        "OCTAVO_SIMULATION_SEEDS": "100",
     }
     try:
         return subprocess.run(
