@@ -126,6 +126,19 @@ def test_who_was_idle_has_saved_nothing_up() -> None:
     assert order.count("idle") == order.count("busy") == 5
 
 
+def test_a_newcomer_has_saved_nothing_up_either() -> None:
+    """It finds the line empty, as everybody did who was served before it."""
+    driver = PolicyDriver(FairSharePolicy())
+    for _ in range(20):
+        arrive(driver, "busy", prompt=10)
+        driver.finish(driver.admit())
+    for tenant in ("newcomer", "busy"):
+        for _ in range(10):
+            arrive(driver, tenant, prompt=10)
+    order = [driver.admit().tenant for _ in range(10)]
+    assert 4 <= order.count("newcomer") <= 6
+
+
 def test_who_leaves_for_a_moment_keeps_its_debt() -> None:
     driver = PolicyDriver(FairSharePolicy())
     arrive(driver, "huge", prompt=1000)

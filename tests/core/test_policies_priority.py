@@ -154,3 +154,33 @@ def test_a_victim_that_was_part_of_the_step_leaves_nothing_behind_that_was_not_c
     assert counts == [[8], [8, 8], [4]]
     assert scheduler.num_preemptions == 1
     assert blocks.find_cached_prefix(Request(low, 28)).num_tokens == 16
+
+
+def test_a_step_that_preempts_admits_nobody() -> None:
+    """What was given up was needed; the next step sees what is left of it."""
+    config = SchedulerConfig(max_num_batched_tokens=16)
+    scheduler = Scheduler(config, BlockManager(8, 4), max_model_len=28, policy=PriorityPolicy())
+    for name, prompt, priority in (("high", 8, 0), ("low", 20, 9)):
+        scheduler.add_request(make_request(name, prompt, priority=priority))
+
+    def schedule() -> list[str]:
+        step = scheduler.schedule()
+        assert step is not None
+        known = {request.slot: request.num_tokens for request in scheduler.running}
+        computed = {
+            slot: start + count
+            for slot, start, count in zip(
+                step.slots, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
+            )
+        }
+        sampled = [7 if computed[slot] == known[slot] else -1 for slot in step.slots]
+        scheduler.update_from_output(ModelRunnerOutput(step.step_id, sampled))
+        return [new.request_id for new in step.new_requests]
+
+    assert schedule() == ["high", "low"]
+    scheduler.add_request(make_request("usual", 4, priority=5))
+    before = scheduler.num_preemptions
+    while scheduler.num_preemptions == before:
+        admitted = schedule()
+    assert admitted == []
+    assert schedule() == ["usual"]

@@ -310,6 +310,7 @@ def test_a_reset_cache_is_not_filled_again_by_those_who_were_there() -> None:
     scheduler.reset_prefix_cache()
     for _ in range(12):
         run_step(scheduler)
+    assert scheduler.blocks.pool.num_cached == 0
     scheduler.add_request(make_request("new", prompt, max_tokens=1))
     assert run_step(scheduler)["new"].num_cached_tokens == 0
 
@@ -345,3 +346,44 @@ def test_a_resumed_request_goes_on_after_the_tokens_it_has() -> None:
     scheduler.add_request(from_before)
     output = run_step(scheduler)["a"]
     assert (output.new_token_ids, output.finish_reason) == ([7], "length")
+
+
+def test_a_deadline_is_that_of_one_request_and_not_of_its_id() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 4, deadline=100.0))
+    scheduler.abort_requests(["a"])
+    scheduler.add_request(make_request("a", 4, deadline=200.0))
+    assert scheduler.expire(now=150.0) == []
+    (output,) = scheduler.expire(now=200.0)
+    assert (output.request_id, output.error_kind) == ("a", "DeadlineExceededError")
+
+
+def test_a_few_blocks_are_kept_back_for_those_that_run() -> None:
+    """One of 100, so that the newcomer is not what drives the first one out at once."""
+    scheduler = make_scheduler(num_blocks=100, block_size=4, budget=400)
+    scheduler.add_request(make_request("first", 40 * 4, max_tokens=9))
+    run_step(scheduler)
+    scheduler.add_request(make_request("newcomer", 60 * 4, max_tokens=9))
+    run_step(scheduler)
+    assert scheduler.num_waiting == 1
+    scheduler.abort_requests(["newcomer"])
+    scheduler.add_request(make_request("smaller", 58 * 4, max_tokens=9))
+    run_step(scheduler)
+    assert scheduler.num_waiting == 0
+
+
+def test_a_suspect_is_not_cleared_before_it_got_past_where_it_failed() -> None:
+    """Its ninth token fails; two chunks of four bring it just before that."""
+    config = SchedulerConfig(max_num_batched_tokens=4)
+    scheduler = Scheduler(config, BlockManager(100, 4, enable_prefix_caching=False), 100)
+    scheduler.add_request(make_request("poison", 8))
+    ends: list[EngineCoreOutput] = []
+    for _ in range(12):
+        step = scheduler.schedule()
+        if step is None:
+            break
+        if step.num_computed_tokens == [8]:
+            ends += scheduler.roll_back("boom")
+        else:
+            finish_step(scheduler, step)
+    assert [(end.request_id, end.error_kind) for end in ends] == [("poison", "RequestFailedError")]

@@ -234,6 +234,9 @@ class EngineMachine(RuleBasedStateMachine):
         known = [(block_id, key) for block_id, key in enumerate(keys) if key is not None]
         assert all(pool.lookup(key) == block_id for block_id, key in known)
         assert len(known) == pool.num_cached
+        host = self.blocks.host
+        places = list(host._by_key.values()) + host._free
+        assert sorted(places) == list(range(host.num_blocks))
 
     @invariant()
     def every_request_is_in_one_place(self) -> None:

@@ -33,9 +33,9 @@ SCHEDULER = [
     ),
     Mutant(
         "scheduler.py",
-        "a prefill is scheduled with no tokens",
-        "                if step.budget <= 0:\n                    return\n",
-        "",
+        "a prefill is not taken off the budget",
+        "        self.budget -= num_tokens\n        end",
+        "        end",
     ),
     Mutant(
         "scheduler.py",
