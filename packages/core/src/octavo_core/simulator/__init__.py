@@ -1,0 +1,1 @@
+"""Replays a trace of arrivals through the real scheduler, on a virtual clock."""
