@@ -32,7 +32,7 @@ FORBIDDEN_CALLS = {
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 
 # The only modules of server that run inside the engine process, or in the user's own.
-ENGINE_SIDE = {"engine_process.py", "llm.py"}
+ENGINE_SIDE = {"calibration.py", "engine_process.py", "llm.py"}
 HEAVY = {"torch", "transformers", "octavo_worker", "octavo_kernels"}
 
 

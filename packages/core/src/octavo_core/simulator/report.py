@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -167,7 +167,7 @@ def format_report(report: Report) -> str:
     return "\n".join(lines)
 
 
-_COMPARED = {
+_COMPARED: dict[str, Callable[[Report], str]] = {
     "requests/s": lambda report: f"{report.requests_per_second:.2f}",
     "output tok/s": lambda report: f"{report.output_tokens_per_second:,.0f}",
     "TTFT mean": lambda report: format_seconds(report.ttft.mean),
@@ -195,7 +195,8 @@ def format_comparison(
         rows.append([*values, *(show(report) for show in _COMPARED.values())])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
     )
 
 

@@ -150,6 +150,4 @@ def make_router(
         return PowerOfTwoRouter(seed)
     if name == "prefix_affinity":
         return PrefixAffinityRouter(num_replicas, num_key_tokens, load_factor)
-    raise ConfigError(
-        f"router is {name!r}; there are {', '.join(ROUTERS)}.", field="router"
-    )
+    raise ConfigError(f"router is {name!r}; there are {', '.join(ROUTERS)}.", field="router")

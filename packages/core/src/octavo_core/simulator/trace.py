@@ -1,7 +1,7 @@
 """The arrivals that a simulation replays: one JSON object a line.
 
 {"time": 0.0, "prompt_tokens": 512, "output_tokens": 128}
-{"time": 0.4, "prompt_tokens": 700, "output_tokens": 90, "prefix_group": "faq", "prefix_tokens": 600}
+{"time": 0.4, "prompt_tokens": 700, "output_tokens": 9, "prefix_group": "a", "prefix_tokens": 600}
 {"time": 0.9, "prompt_token_ids": [1, 15, 22], "output_tokens": 8, "priority": 1, "user": "ann"}
 
 Requests of one ``prefix_group`` start with the same tokens, ``prefix_tokens`` of them.

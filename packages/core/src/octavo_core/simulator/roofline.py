@@ -1,0 +1,96 @@
+"""A cost model from a device's data sheet: what nobody has measured yet.
+
+A matrix product takes as long as reading its weights or as its arithmetic, whichever is
+longer (Williams, Waterman and Patterson, "Roofline", 2009); attention reads K and V. No
+device reaches its peaks, so both are taken at a share.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+
+from octavo_core.simulator.cost_model import CostModel
+
+# What engines reach of the peaks in long steady steps; a calibration replaces them.
+BANDWIDTH_EFFICIENCY = 0.75
+FLOPS_EFFICIENCY = 0.5
+ATTENTION_FLOPS_EFFICIENCY = 0.3
+
+# Host and launches. Measured engines lie between 1 and 4 ms a step without scheduling ahead.
+STEP_OVERHEAD = 2e-3
+ROW_OVERHEAD = 5e-6
+
+
+class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step costs one device, in bytes and operations.
+
+    Attributes:
+        weights_bytes: Read by a step, whatever it holds, output layer included.
+        expert_bytes: Of these, what a mixture's experts take: a step of few tokens reads
+            only the experts that they choose.
+        expert_share: Share of the experts that one token chooses.
+        token_flops: Operations of one token in the layers.
+        sample_flops: Operations of one row of logits.
+        kv_bytes_per_token: K and V of one token.
+        pair_flops: Operations of one (query, key) pair.
+    """
+
+    weights_bytes: float
+    token_flops: float
+    sample_flops: float
+    kv_bytes_per_token: float
+    pair_flops: float
+    expert_bytes: float = 0.0
+    expert_share: float = 1.0
+
+
+def roofline_cost_model(
+    work: ModelWork, bandwidth: float, flops: float, source: str = ""
+) -> CostModel:
+    """Estimate a cost model.
+
+    Args:
+        work: What the model asks for, on each device.
+        bandwidth: Peak of the device's memory, bytes a second.
+        flops: Peak of its dense arithmetic in the model's type, operations a second.
+        source: What this is, for a person.
+    """
+    bandwidth *= BANDWIDTH_EFFICIENCY
+    token_seconds = work.token_flops / (flops * FLOPS_EFFICIENCY)
+    knots, slopes = _linear_seconds(work, bandwidth, token_seconds)
+    always = work.weights_bytes - work.expert_bytes
+    return CostModel(
+        step_seconds=STEP_OVERHEAD + always / bandwidth,
+        token_knots=knots,
+        token_seconds=slopes,
+        row_seconds=ROW_OVERHEAD,
+        sample_seconds=work.sample_flops / (flops * FLOPS_EFFICIENCY),
+        context_seconds=work.kv_bytes_per_token / bandwidth,
+        pair_seconds=work.pair_flops / (flops * ATTENTION_FLOPS_EFFICIENCY),
+        source=source,
+    )
+
+
+def _linear_seconds(
+    work: ModelWork, bandwidth: float, token_seconds: float
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return knots and slopes of the linear layers' seconds above reading the dense weights."""
+    always = (work.weights_bytes - work.expert_bytes) / bandwidth
+
+    def seconds(tokens: int) -> float:
+        # The share of experts that at least one of the tokens chooses.
+        chosen = 1 - (1 - work.expert_share) ** tokens
+        reading = always + chosen * work.expert_bytes / bandwidth
+        return max(reading, tokens * token_seconds) - always
+
+    # From here on arithmetic decides.
+    break_even = max(1, round(work.weights_bytes / bandwidth / token_seconds))
+    knots = sorted({0, break_even} | ({1, 4, 16, 64, 256} if work.expert_bytes else set()))
+    knots = [knot for knot in knots if knot <= break_even]
+    slopes = [
+        max(0.0, (seconds(high) - (seconds(low) if low else 0.0)) / (high - low))
+        for low, high in pairwise(knots)
+    ]
+    return tuple(knots), (*slopes, token_seconds)
