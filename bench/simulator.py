@@ -197,9 +197,11 @@ def run_real(run: CalibrationRun, trace: list[TraceEntry], clock: WallClock | Cp
             max_tokens=entry.output_tokens, temperature=0.0, ignore_eos=True, seed=0
         )
         requests.append(EngineCoreRequest(str(index), token_ids, params))
-    arrivals = {request.request_id: entry.time for request, entry in zip(requests, trace)}
+    arrivals = {
+        request.request_id: entry.time for request, entry in zip(requests, trace, strict=True)
+    }
     ttfts, gaps, last = [], [], {}
-    waiting = list(zip([entry.time for entry in trace], requests))[::-1]
+    waiting = list(zip([entry.time for entry in trace], requests, strict=True))[::-1]
     start = clock.now()
     now = 0.0
     while waiting or engine.has_unfinished_requests():
