@@ -24,6 +24,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from octavo_core.config import resolve_config
 from octavo_core.errors import InvalidRequestError
+from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreRequest
@@ -69,7 +70,7 @@ class LLM:
         self._default_params = SamplingParams(**read_sampling_defaults(resolved.path))
         self._output_processor = OutputProcessor(self.tokenizer)
         self._input_processor = InputProcessor(
-            self.tokenizer, spec, config.model.max_model_len or spec.max_position_embeddings
+            self.tokenizer, spec, longest_model_len(spec, config)
         )
         self._ids = count()
         self._lock = threading.Lock()

@@ -13,6 +13,7 @@ from torch import Tensor
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError
 from octavo_core.executor import ProgressCallback
+from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import ModelSpec
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from octavo_kernels import SamplingMetadata, sample
@@ -47,7 +48,7 @@ class Worker:
         self._config = config
         self._spec = spec
         self._rank = rank
-        self._max_model_len = config.model.max_model_len or spec.max_position_embeddings
+        self._max_model_len = longest_model_len(spec, config)
 
     def init_device(self) -> None:
         """Choose device, type and threads.
