@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,14 +17,13 @@ from octavo_core.config import EngineConfig, Option, options, resolve_config
 from octavo_core.errors import ConfigError
 from octavo_core.simulator.cost_model import CostModel, write_cost_model
 from octavo_core.simulator.generate import TraceShape, generate_trace
-from octavo_core.simulator.hardware import resolve_hardware
+from octavo_core.simulator.hardware import ResolveModel, add_hardware_flags, resolve_hardware
 from octavo_core.simulator.report import Report, format_comparison, format_report
 from octavo_core.simulator.router import ROUTERS
 from octavo_core.simulator.simulation import Deployment, simulate
 from octavo_core.simulator.sweep import SweepAxis, combinations, parse_count, parse_sweep
 from octavo_core.simulator.trace import TraceEntry, read_trace, write_trace
 
-ResolveModel = Callable[[EngineConfig], Path]
 Calibrate = Callable[[EngineConfig, Callable[[str], None]], CostModel]
 Setting = Mapping[str, str]
 
@@ -125,8 +123,7 @@ def _add_trace_flags(group: Any) -> None:
 
 
 def _add_device_flags(group: Any) -> None:
-    group.add_argument("--model", metavar="MODEL", help="folder, config.json or .gguf file")
-    group.add_argument("--cost-model", metavar="FILE", help="seconds of a step, as measured")
+    add_hardware_flags(group)
     group.add_argument(
         "--calibrate",
         action="store_true",

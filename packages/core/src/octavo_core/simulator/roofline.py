@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import msgspec
-
 from octavo_core.simulator.cost_model import CostModel
+from octavo_core.simulator.model_work import ModelWork
 
 # What engines reach of the peaks in long steady steps; a calibration replaces them.
 BANDWIDTH_EFFICIENCY = 0.75
@@ -22,28 +21,8 @@ ATTENTION_FLOPS_EFFICIENCY = 0.3
 STEP_OVERHEAD = 2e-3
 ROW_OVERHEAD = 5e-6
 
-
-class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step costs one device, in bytes and operations.
-
-    Attributes:
-        weights_bytes: Read by a step, whatever it holds, output layer included.
-        expert_bytes: Of these, what a mixture's experts take: a step of few tokens reads
-            only the experts that they choose.
-        expert_share: Share of the experts that one token chooses.
-        token_flops: Operations of one token in the layers.
-        sample_flops: Operations of one row of logits.
-        kv_bytes_per_token: K and V of one token.
-        pair_flops: Operations of one (query, key) pair.
-    """
-
-    weights_bytes: float
-    token_flops: float
-    sample_flops: float
-    kv_bytes_per_token: float
-    pair_flops: float
-    expert_bytes: float = 0.0
-    expert_share: float = 1.0
+# One sum of a small tensor over the GPUs of a node.
+EXCHANGE_SECONDS = 1e-5
 
 
 def roofline_cost_model(
@@ -62,7 +41,7 @@ def roofline_cost_model(
     knots, slopes = _linear_seconds(work, bandwidth, token_seconds)
     always = work.weights_bytes - work.expert_bytes
     return CostModel(
-        step_seconds=STEP_OVERHEAD + always / bandwidth,
+        step_seconds=STEP_OVERHEAD + work.num_exchanges * EXCHANGE_SECONDS + always / bandwidth,
         token_knots=knots,
         token_seconds=slopes,
         row_seconds=ROW_OVERHEAD,
