@@ -40,7 +40,7 @@ TEST_EXTRAS = {
     "core": (),
     "kernels": ("gguf",),
     "worker": ("gguf", "transformers"),
-    "server": ("gguf", "openai", "transformers"),
+    "server": ("gguf", "matplotlib", "openai", "transformers"),
     "client": (),
 }
 

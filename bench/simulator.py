@@ -139,7 +139,7 @@ def measure(
     real = []
     for index, load in enumerate(arguments.loads):
         trace = list(generate_trace(shape_of(arguments, load * capacity, index + 1)))
-        real.append((load, trace, run_real(run, trace, clock)))
+        real.append((load, trace, run_real(run, trace, clock, index * arguments.requests)))
         model = calibrate()
     if arguments.save:
         write_cost_model(arguments.save, model)
@@ -187,12 +187,20 @@ def deployment(run: CalibrationRun, model: CostModel) -> Deployment:
     )
 
 
-def run_real(run: CalibrationRun, trace: list[TraceEntry], clock: WallClock | CpuClock) -> Measured:
-    """Run a trace through the engine, requests arriving when they should."""
+def run_real(
+    run: CalibrationRun, trace: list[TraceEntry], clock: WallClock | CpuClock, first_id: int
+) -> Measured:
+    """Run a trace through the engine, requests arriving when they should.
+
+    Args:
+        first_id: Keeps prompts apart from those of earlier runs, which the engine still has
+            in its prefix cache.
+    """
     engine, prompts = run.engine, PromptMaker()
     requests = []
     for index, entry in enumerate(trace):
-        token_ids = [token % run.spec.vocab_size for token in prompts.make(entry, 7919 * index)]
+        prompt = prompts.make(entry, first_id + index)
+        token_ids = [token % run.spec.vocab_size for token in prompt]
         params = SamplingParams(
             max_tokens=entry.output_tokens, temperature=0.0, ignore_eos=True, seed=0
         )

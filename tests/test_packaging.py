@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,10 @@ def version(package: str) -> str:
 
 
 def dependencies(package: str) -> dict[str, str]:
-    """Return the name of each declared dependency and its version specifier."""
+    """Return the name of each declared dependency, of extras too, and its version specifier."""
     found = {}
-    for requirement in project(package)["dependencies"]:
+    extras = project(package).get("optional-dependencies", {})
+    for requirement in [*project(package)["dependencies"], *chain(*extras.values())]:
         match = re.fullmatch(r"([a-z0-9-]+)([^;]*)(;.*)?", requirement)
         assert match is not None, f"{package}: {requirement} is not written in lower case"
         found[match[1]] = match[2]

@@ -137,9 +137,9 @@ def _add_fleet_flags(group: Any) -> None:
     group.add_argument(
         "--router-key-tokens",
         type=int,
-        default=256,
+        default=128,
         metavar="N",
-        help="prompt tokens that prefix_affinity looks at (default: 256)",
+        help="prompt tokens that prefix_affinity looks at (default: 128)",
     )
     group.add_argument(
         "--router-load-factor",

@@ -92,7 +92,7 @@ class PrefixAffinityRouter:
     POINTS = 128
 
     def __init__(
-        self, num_replicas: int, num_key_tokens: int = 256, load_factor: float = 1.25
+        self, num_replicas: int, num_key_tokens: int = 128, load_factor: float = 1.25
     ) -> None:
         if load_factor <= 1:
             raise ConfigError(
@@ -134,7 +134,7 @@ def make_router(
     num_replicas: int,
     *,
     seed: int = 0,
-    num_key_tokens: int = 256,
+    num_key_tokens: int = 128,
     load_factor: float = 1.25,
 ) -> Router:
     """Make a router by name.

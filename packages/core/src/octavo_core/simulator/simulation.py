@@ -42,7 +42,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig = EngineConfig()
     num_replicas: int = 1
     router: str = "least_loaded"
-    router_key_tokens: int = 256
+    router_key_tokens: int = 128
     router_load_factor: float = 1.25
     seed: int = 0
 
