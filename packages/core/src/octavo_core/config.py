@@ -74,6 +74,14 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
             extra=_BYTES,
         ),
     ] = None
+    swap_space: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes of host memory for KV blocks that are evicted from the device.",
+            extra=_BYTES,
+        ),
+    ] = 0
     num_gpu_blocks_override: Annotated[
         PositiveInt | None, Meta(description="Exact number of KV blocks, whatever memory there is.")
     ] = None
@@ -103,6 +111,22 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: Annotated[
         int, Meta(ge=1, description="Most requests in the server; further ones get a 429.")
     ] = 4096
+    max_num_queued_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Most tokens of waiting requests; further requests get a 429. "
+            "0 means no limit.",
+            extra=_TOKENS,
+        ),
+    ] = 0
+    batch_queue_size: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="Steps in flight at once; by default what the executor can overlap: "
+            "1 for uni, 2 for mp."
+        ),
+    ] = None
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):

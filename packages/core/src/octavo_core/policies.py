@@ -44,6 +44,10 @@ class SchedulingPolicy(Protocol):
         """Choose whom to preempt; `running` is in order of admission and not empty."""
         ...
 
+    def finish(self, request: Request) -> None:
+        """Take note that a request that was admitted has ended."""
+        ...
+
 
 class FCFSPolicy:
     """First come, first served; the newest makes room."""
@@ -79,3 +83,6 @@ class FCFSPolicy:
     def choose_victim(self, running: Sequence[Request]) -> Request:
         """Choose the request that was admitted last."""
         return running[-1]
+
+    def finish(self, request: Request) -> None:
+        """Nothing is kept of a request that has ended."""

@@ -112,9 +112,11 @@ class Worker:
             return self._available_on_cpu()
         return self._available_on_gpu()
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache of every layer."""
-        self.runner.kv_caches = self._make_kv_caches(num_blocks)
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocate the KV cache of every layer, and the host tier."""
+        self.runner.kv_caches = self._make_kv_caches(num_blocks, self.device)
+        if num_host_blocks:
+            self.runner.host_kv_caches = self._make_kv_caches(num_host_blocks, torch.device("cpu"))
 
     def warm_up(self) -> None:
         """Run prefill, decode and every kind of sampling once."""
@@ -219,7 +221,7 @@ class Worker:
         logits = 2 * 4 * self._config.scheduler.max_num_seqs * spec.vocab_size
         return (num_tokens * max(feed_forward, attention) + gathered) * width + logits
 
-    def _make_kv_caches(self, num_blocks: int) -> list[KVCache]:
+    def _make_kv_caches(self, num_blocks: int, device: torch.device) -> list[KVCache]:
         spec = self._spec
         shape = (
             num_blocks,
@@ -228,13 +230,14 @@ class Worker:
             spec.head_dim,
         )
         return [
-            KVCache(self._zeros(shape), self._zeros(shape)) for _ in range(spec.num_hidden_layers)
+            KVCache(self._zeros(shape, device), self._zeros(shape, device))
+            for _ in range(spec.num_hidden_layers)
         ]
 
-    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+    def _zeros(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Allocate zeros: what attention masks out must be finite, for 0 × NaN is NaN."""
-        if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=device)
         # Zeroed memory from the system is not touched until it is used; torch.zeros would
         # write all of it, 1 s for 4 GiB.
         num_bytes = math.prod(shape) * self.dtype.itemsize
@@ -249,7 +252,7 @@ class Worker:
         """
         block_size = self._config.cache.block_size
         model_input, num_blocks = self._dummy_input(query_lens, block_size)
-        kv_caches = self._make_kv_caches(num_blocks)
+        kv_caches = self._make_kv_caches(num_blocks, self.device)
         hidden = self.runner.forward(model_input, kv_caches)
         self.model.compute_logits(hidden[:1].expand(num_logits, -1))
         return sum(cache.nbytes for pair in kv_caches for cache in pair)

@@ -85,8 +85,8 @@ class _WorkerProcess:
                 return messages.Loaded(str(worker.device), dtype)
             case messages.DetermineAvailableMemory():
                 return messages.Done(worker.determine_available_memory())
-            case messages.InitializeKVCache(num_blocks):
-                worker.initialize_kv_cache(num_blocks)
+            case messages.InitializeKVCache(num_blocks, num_host_blocks):
+                worker.initialize_kv_cache(num_blocks, num_host_blocks)
                 return messages.Done()
             case messages.WarmUp():
                 worker.warm_up()
