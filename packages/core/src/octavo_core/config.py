@@ -283,7 +283,8 @@ def _parse(option: Option, value: Any, source: str) -> Any:
         converted = msgspec.convert({option.name: value}, group_type, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"{option.name} is {value!r} (from {source}): {_explain(error)}.", field=option.name
+            f"{option.name} is {value!r} (from {source}): {_explain(error, words)}.",
+            field=option.name,
         ) from None
     return getattr(converted, option.name)
 
@@ -292,11 +293,13 @@ _WRONG_TYPE = re.compile(r"Expected `(int|float|bool)(?: \| str)?(?: \| null)?`,
 _IN_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
-def _explain(error: msgspec.ValidationError) -> str:
+def _explain(error: msgspec.ValidationError, words: Sequence[str]) -> str:
     """Say what is wrong without Python's names of types and msgspec's path."""
     reason = str(error).split(" - at ")[0]
     match = _WRONG_TYPE.fullmatch(reason)
-    return reason if match is None else f"it must be {_IN_WORDS[match[1]]}"
+    if match is None:
+        return reason
+    return f"it must be {' or '.join([_IN_WORDS[match[1]], *words])}"
 
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)(B?)")

@@ -4,8 +4,9 @@ Bandwidth and TFLOPS are the peaks of the vendors' data sheets and architecture 
 sparsity and with 32-bit accumulation: NVIDIA's for A10, A10G, A40, A100, H100, H200, L4, L40S,
 T4, V100, RTX A6000 and RTX 6000 Ada, its GA102, Ada and Blackwell papers for the GeForce
 cards, its HGX page for B200, and AMD's for MI300X and MI325X. Memory is what the driver reports
-as the device's total, which is less than what the name says; it differs by a few hundred MiB
-between driver versions, and error correction takes a share on some.
+as the device's total (what torch names in an out-of-memory error), which is less than what the
+name says; it differs by a few hundred MiB between driver versions, and error correction, where
+it is on as delivered, takes a share.
 """
 
 from __future__ import annotations
@@ -59,15 +60,15 @@ DEVICES = _table(
     ("h100-80g", 79.1, 3350, 989.4, 1978.9),
     ("h100-nvl-94g", 93.0, 3900, 835.5, 1670.5),
     ("h100-pcie-80g", 79.1, 2000, 756, 1513),
-    ("h200-141g", 139.7, 4800, 989.4, 1978.9),
+    ("h200-141g", 139.8, 4800, 989.4, 1978.9),
     ("l4-24g", 22.0, 300, 121, 242.5),
     ("l40s-48g", 44.4, 864, 362.1, 733),
     ("mi300x-192g", 191.7, 5300, 1307.4, 2614.9),
     ("mi325x-256g", 255.7, 6000, 1307.4, 2614.9),
     ("rtx-3090-24g", 23.6, 936, 71, None),
-    ("rtx-4090-24g", 23.6, 1008, 165.2, 330.3),
+    ("rtx-4090-24g", 23.5, 1008, 165.2, 330.3),
     ("rtx-5090-32g", 31.3, 1792, 209.5, 419),
-    ("rtx-6000-ada-48g", 47.4, 960, 364.2, 728.5),
+    ("rtx-6000-ada-48g", 44.4, 960, 364.2, 728.5),
     ("rtx-a6000-48g", 47.4, 768, 154.8, None),
     ("t4-16g", 14.6, 320, 65, None),
     ("v100-32g", 31.7, 900, 125, None),

@@ -8,7 +8,7 @@ from typing import Any
 from octavo_core.errors import ModelError
 from octavo_core.gguf import GGUFHeader
 from octavo_core.hf_config import as_ids, sliding_kinds
-from octavo_core.model_family import family_of
+from octavo_core.model_family import MAX_LAYERS, family_of
 
 # GGUF's name of an architecture, to the class name and model_type that config.json uses.
 # Others keep their own name: they can be planned, and the worker refuses them by it.
@@ -77,7 +77,7 @@ def fields_from_gguf(header: GGUFHeader) -> dict[str, Any]:
     }
     fields |= _heads(get)
     num_layers = fields["num_hidden_layers"]
-    if isinstance(num_layers, int):
+    if isinstance(num_layers, int) and num_layers <= MAX_LAYERS:
         fields |= _attention_layers(get, num_layers, family_of(model_type).sliding_pattern)
         if num_experts:
             fields |= _experts(get, num_layers, fields["intermediate_size"])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo_core.errors import ModelError
-from octavo_core.model_family import family_of
+from octavo_core.model_family import MAX_LAYERS, family_of
 from octavo_core.quantization import quantization_from_config
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,10 @@ def fields_from_config(
         "quantization": quantization_from_config(config) or quantization_from_config(flat),
     }
     fields |= _heads(get)
-    fields |= _experts(flat, get)
+    num_layers = fields["num_hidden_layers"]
+    if isinstance(num_layers, int) and num_layers <= MAX_LAYERS:
+        fields |= _experts(flat, get, num_layers)
+        fields |= _attention_layers(flat, num_layers)
     if get("kv_lora_rank") is not None:
         fields["head_dim_v"] = flat.get("v_head_dim")
     if fields["intermediate_size"] is None:
@@ -107,9 +110,6 @@ def fields_from_config(
             fields["intermediate_size"] = fallback
         elif isinstance(width, int):
             fields["intermediate_size"] = 4 * width
-    num_layers = fields["num_hidden_layers"]
-    if isinstance(num_layers, int):
-        fields |= _attention_layers(flat, get, num_layers)
     return fields
 
 
@@ -190,23 +190,25 @@ def _dtype(config: Mapping[str, Any], flat: Mapping[str, Any]) -> Any:
     return None if dtype == "auto" else dtype
 
 
-def _experts(flat: Mapping[str, Any], get: Any) -> dict[str, Any]:
-    num_experts, num_layers = get("num_experts"), get("num_hidden_layers")
-    if not isinstance(num_experts, int) or not isinstance(num_layers, int) or num_experts < 1:
+def _experts(flat: Mapping[str, Any], get: Any, num_layers: int) -> dict[str, Any]:
+    num_experts = get("num_experts")
+    if not isinstance(num_experts, int) or num_experts < 1:
         return {}
     width = flat.get("moe_intermediate_size") or get("intermediate_size")
     shared = flat.get("shared_expert_intermediate_size")
     if shared is None and isinstance(width, int):
         shared = width * (flat.get("n_shared_experts") or 0)
-    dense = set(flat.get("mlp_only_layers") or ()) | set(
-        range(flat.get("first_k_dense_replace") or 0)
-    )
+    dense = set(flat.get("mlp_only_layers") or ())
+    first = flat.get("first_k_dense_replace") or 0
     step = flat.get("decoder_sparse_step") or flat.get("interleave_moe_layer_step") or 1
     every = flat.get("moe_layer_freq") if isinstance(flat.get("moe_layer_freq"), int) else 1
     layers = (
         index
         for index in range(num_layers)
-        if index not in dense and (index + 1) % step == 0 and index % (every or 1) == 0
+        if index >= first
+        and index not in dense
+        and (index + 1) % step == 0
+        and index % (every or 1) == 0
     )
     return {
         "moe_intermediate_size": width,
@@ -215,7 +217,7 @@ def _experts(flat: Mapping[str, Any], get: Any) -> dict[str, Any]:
     }
 
 
-def _attention_layers(flat: Mapping[str, Any], get: Any, num_layers: int) -> dict[str, Any]:
+def _attention_layers(flat: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     """Return the window, and each layer's kind where they are not all alike."""
     window = flat.get("sliding_window")
     if flat.get("use_sliding_window") is False:
@@ -229,7 +231,8 @@ def _attention_layers(flat: Mapping[str, Any], get: Any, num_layers: int) -> dic
         kinds = tuple("full" if kind == "sliding" else kind for kind in kinds)
     shared = flat.get("num_kv_shared_layers") or 0
     if shared:  # these read what an earlier layer has written
-        kinds = (*kinds[: num_layers - shared], *["none"] * shared)
+        first = num_layers - shared
+        kinds = tuple(kind if index < first else "none" for index, kind in enumerate(kinds))
     return {
         "sliding_window": window if "sliding" in kinds else None,
         "layer_kinds": () if set(kinds) == {"full"} else kinds,

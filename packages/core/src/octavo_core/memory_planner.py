@@ -95,7 +95,11 @@ class KVCachePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_kv_cache(
-    spec: ModelSpec, config: EngineConfig, available_bytes: int, dtype: str
+    spec: ModelSpec,
+    config: EngineConfig,
+    available_bytes: int,
+    dtype: str,
+    device_memory: int | None = None,
 ) -> KVCachePlan:
     """Turn the memory that is left for the KV cache into blocks.
 
@@ -104,6 +108,8 @@ def plan_kv_cache(
         config: All settings. A ``max_model_len`` of ``auto`` takes the longest that fits.
         available_bytes: Bytes that the worker with the least can spare.
         dtype: Type of K and V.
+        device_memory: All bytes of the device, if `available_bytes` is what is left of
+            ``gpu_memory_utilization``; so that the advice can name a larger share.
 
     Raises:
         ConfigError: ``max_model_len`` is longer than the model's context, or one request of
@@ -124,7 +130,9 @@ def plan_kv_cache(
     if config.model.max_model_len == "auto" and plan.longest_request > 1:
         return msgspec.structs.replace(plan, max_model_len=plan.longest_request)
     if not plan.fits:
-        raise _does_not_fit(plan, config, dtype)
+        missing = plan.blocks_per_request * plan.block_bytes - max(available_bytes, 0)
+        share = missing / device_memory if device_memory is not None else None
+        raise _does_not_fit(plan, config, dtype, share)
     return plan
 
 
@@ -162,7 +170,17 @@ def _limit_length(spec: ModelSpec, asked: int | str | None, source: str) -> int:
     return asked
 
 
-def _does_not_fit(plan: KVCachePlan, config: EngineConfig, dtype: str) -> ConfigError:
+def _does_not_fit(
+    plan: KVCachePlan, config: EngineConfig, dtype: str, missing_share: float | None
+) -> ConfigError:
+    """Say what one request needs, what there is, and each setting with the value that would do.
+
+    Args:
+        plan: The plan in which one request has no room.
+        config: All settings.
+        dtype: Type of K and V.
+        missing_share: What is missing, as a share of the device's memory, if that is known.
+    """
     needed_blocks = plan.blocks_per_request
     override = config.cache.num_gpu_blocks_override
     have = (
@@ -176,16 +194,31 @@ def _does_not_fit(plan: KVCachePlan, config: EngineConfig, dtype: str) -> Config
     if override:
         advice.append(f"--num-gpu-blocks-override {needed_blocks}")
     else:
-        advice.append(f"--kv-cache-memory {needed_blocks * plan.block_bytes}")
-        if dtype == "float32" and needed_blocks <= 2 * plan.num_blocks:
-            advice.append("--dtype bfloat16")
+        advice += _memory_advice(plan, config, dtype, missing_share)
+    asked = config.model.max_model_len
+    length = f"auto, at most {plan.max_model_len}" if asked == "auto" else str(plan.max_model_len)
     return ConfigError(
-        f"max_model_len is {plan.max_model_len} "
-        f"(from {config.source_of('max_model_len')}), and one request of that length needs "
-        f"{format_bytes(needed_blocks * plan.block_bytes)} of KV cache, but {have} holds "
-        f"{plan.longest_request} tokens; use {' or '.join(advice)}.",
+        f"max_model_len is {length} "
+        f"(from {config.source_of('max_model_len')}), and one request of {plan.max_model_len} "
+        f"tokens needs {format_bytes(needed_blocks * plan.block_bytes)} of KV cache, but {have} "
+        f"holds {plan.longest_request} tokens; use {' or '.join(advice)}.",
         field="max_model_len",
     )
+
+
+def _memory_advice(
+    plan: KVCachePlan, config: EngineConfig, dtype: str, missing_share: float | None
+) -> list[str]:
+    cache = config.cache
+    advice = []
+    if missing_share is not None and cache.kv_cache_memory is None:
+        share = math.ceil((cache.gpu_memory_utilization + missing_share) * 100) / 100
+        if share <= 1:
+            advice.append(f"--gpu-memory-utilization {share:g}")
+    advice.append(f"--kv-cache-memory {plan.blocks_per_request * plan.block_bytes}")
+    if dtype == "float32" and plan.blocks_per_request <= 2 * plan.num_blocks:
+        advice.append("--dtype bfloat16")
+    return advice
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from octavo_core.hf_config import fields_from_config
 from octavo_core.kv_cache_group import KVCacheGroup
 from octavo_core.kv_cache_layout import group_layers
 from octavo_core.layer_spec import LayerKind, LayerSpec
-from octavo_core.model_family import ModelFamily, family_of
+from octavo_core.model_family import MAX_LAYERS, ModelFamily, family_of
 from octavo_core.quantization import Quantization
 
 
@@ -89,6 +89,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ModelError(f"{name} is {value}; it must be positive.", field=name)
+        if self.num_hidden_layers > MAX_LAYERS:
+            raise ModelError(
+                f"num_hidden_layers is {self.num_hidden_layers}; at most {MAX_LAYERS} are taken.",
+                field="num_hidden_layers",
+            )
         for name in ("layer_kinds", "layer_num_kv_heads"):
             given = len(getattr(self, name))
             if given not in (0, self.num_hidden_layers):
@@ -220,6 +225,8 @@ def _convert(collect: Callable[[], Mapping[str, Any]], source: str) -> ModelSpec
     except msgspec.ValidationError as error:
         reason = str(error).rstrip(".")
         raise ModelError(f"{source}: {reason}.", field=source) from error
-    except (TypeError, AttributeError) as error:
-        # An entry of another type than anything that is computed from it expects.
+    except ModelError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        # An entry of another type than what is computed from it expects.
         raise ModelError(f"{source}: an entry has a wrong type ({error}).", field=source) from error

@@ -57,7 +57,10 @@ def report_json(planned: PlannedModel) -> str:
         "max_model_len": cache.max_model_len,
         "blocks_per_request": cache.blocks_per_request,
         "max_concurrency": round(cache.max_concurrency, 4),
-        "kv_cache_groups": cache.layout.groups,
+        "kv_cache_groups": [
+            {"num_layers": len(group.layers), "window": group.window}
+            for group in cache.layout.groups
+        ],
         "fits": plan.fits,
         "reason": None if plan.fits else why_not(plan),
         "advice": planned.advice,
