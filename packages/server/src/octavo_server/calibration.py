@@ -56,6 +56,8 @@ def start_engine(config: EngineConfig) -> CalibrationRun:
     """
     resolved = resolve_model(config.model.model, config.model.revision)
     config = config.replace("the model's location", model_path=str(resolved.path))
+    # Steps that overlap have no time of their own.
+    config = config.replace("calibration", batch_queue_size=1)
     spec = read_model_spec(resolved.path)
     executor = RecordingExecutor(create_executor(config, spec))
     engine = EngineCore(config, spec, executor)

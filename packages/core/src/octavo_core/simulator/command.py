@@ -248,6 +248,7 @@ def _deployment(
         cost_model=hardware.cost_model,
         num_blocks=hardware.num_blocks,
         max_model_len=hardware.max_model_len,
+        num_host_blocks=hardware.num_host_blocks,
         config=config,
         num_replicas=replicas,
         router=str(router),

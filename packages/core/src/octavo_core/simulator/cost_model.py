@@ -6,6 +6,7 @@
             + sample_seconds × sampled rows   the output layer and the sampler
             + context_seconds × keys          K and V that attention reads, once a row
             + pair_seconds × pairs            (query, key) products of prompts
+            + swap_seconds × blocks           copied from or to the host tier
 
 Every term is linear in its coefficient and none is negative, so the same form serves a
 roofline estimate (Williams, Waterman and Patterson, 2009) and a fit to measured steps.
@@ -31,6 +32,7 @@ class StepLoad(NamedTuple):
         num_sampled: Requests that get a token.
         num_context_tokens: Keys that attention reads, each once for each row.
         num_attention_pairs: (query, key) pairs of rows with more than one token.
+        num_swapped_blocks: Blocks copied between the device and the host tier.
     """
 
     num_tokens: int
@@ -38,6 +40,7 @@ class StepLoad(NamedTuple):
     num_sampled: int
     num_context_tokens: int
     num_attention_pairs: int
+    num_swapped_blocks: int = 0
 
 
 def step_load(step: SchedulerOutput, num_sampled: int) -> StepLoad:
@@ -49,7 +52,9 @@ def step_load(step: SchedulerOutput, num_sampled: int) -> StepLoad:
         for count, start in zip(counts, starts, strict=True):
             if count > 1:
                 num_pairs += count * start + count * (count + 1) // 2
-    return StepLoad(num_tokens, len(counts), num_sampled, sum(starts) + num_tokens, num_pairs)
+    num_swapped = len(step.blocks_to_swap_out) + len(step.blocks_to_swap_in)
+    num_context = sum(starts) + num_tokens
+    return StepLoad(num_tokens, len(counts), num_sampled, num_context, num_pairs, num_swapped)
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +68,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         sample_seconds: Of each token sampled.
         context_seconds: Of each key and value read.
         pair_seconds: Of each (query, key) pair of a prompt.
+        swap_seconds: Of each block swapped out or in; a calibration does not measure it.
         source: Where the figures come from, for a person.
         median_error: Of a fit: half of the measured steps are off by less than this share.
     """
@@ -74,6 +80,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     sample_seconds: float = 0.0
     context_seconds: float = 0.0
     pair_seconds: float = 0.0
+    swap_seconds: float = 0.0
     source: str = ""
     median_error: float | None = None
 
@@ -107,17 +114,19 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
             self.sample_seconds,
             self.context_seconds,
             self.pair_seconds,
+            self.swap_seconds,
         )
 
     def seconds(self, load: StepLoad) -> float:
         """Return how long a step takes."""
-        tokens, rows, sampled, context, pairs = load
+        tokens, rows, sampled, context, pairs, swapped = load
         total = (
             self.step_seconds
             + self.row_seconds * rows
             + self.sample_seconds * sampled
             + self.context_seconds * context
             + self.pair_seconds * pairs
+            + self.swap_seconds * swapped
         )
         knots, slopes = self.token_knots, self.token_seconds
         for index in range(len(knots) - 1, -1, -1):
@@ -133,6 +142,7 @@ _COEFFICIENTS = (
     "sample_seconds",
     "context_seconds",
     "pair_seconds",
+    "swap_seconds",
     "token_seconds",
 )
 

@@ -34,6 +34,7 @@ class Hardware(NamedTuple):
     cost_model: CostModel
     num_blocks: int
     max_model_len: int
+    num_host_blocks: int = 0
 
 
 def add_hardware_flags(group: Any) -> None:
@@ -101,7 +102,8 @@ def resolve_hardware(
     else:
         assert device is not None
         cost_model = _estimate(source, plan, device)
-    return Hardware(cost_model, num_blocks, plan.kv_cache.max_model_len)
+    num_host_blocks = config.cache.swap_space // plan.kv_cache.block_bytes
+    return Hardware(cost_model, num_blocks, plan.kv_cache.max_model_len, num_host_blocks)
 
 
 def _read_model(config: EngineConfig, resolve_model: ResolveModel | None) -> PlanSource:
@@ -150,6 +152,7 @@ def _estimate(source: PlanSource, plan: MemoryPlan, device: DeviceSpec) -> CostM
     times = "" if num_devices == 1 else f"{num_devices} × "
     return roofline_cost_model(
         model_work(source.spec, plan),
+        block_bytes=plan.kv_cache.block_bytes,
         bandwidth=device.bandwidth_gb_s * 1e9,
         flops=tflops * 1e12,
         source=f"{source.name} in {plan.dtype} on {times}{device.name}, from its data sheet",

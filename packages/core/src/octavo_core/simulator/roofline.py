@@ -21,12 +21,19 @@ ATTENTION_FLOPS_EFFICIENCY = 0.3
 STEP_OVERHEAD = 2e-3
 ROW_OVERHEAD = 5e-6
 
+# Bytes a second between device and host: what PCIe 4.0 × 16 reaches.
+HOST_BANDWIDTH = 25e9
+
 # One sum of a small tensor over the GPUs of a node.
 EXCHANGE_SECONDS = 1e-5
 
 
 def roofline_cost_model(
-    work: ModelWork, bandwidth: float, flops: float, source: str = ""
+    work: ModelWork,
+    bandwidth: float,
+    flops: float,
+    source: str = "",
+    block_bytes: int = 0,
 ) -> CostModel:
     """Estimate a cost model.
 
@@ -35,6 +42,7 @@ def roofline_cost_model(
         bandwidth: Peak of the device's memory, bytes a second.
         flops: Peak of its dense arithmetic in the model's type, operations a second.
         source: What this is, for a person.
+        block_bytes: Of one KV block, which may be swapped.
     """
     bandwidth *= BANDWIDTH_EFFICIENCY
     token_seconds = work.token_flops / (flops * FLOPS_EFFICIENCY)
@@ -48,6 +56,7 @@ def roofline_cost_model(
         sample_seconds=work.sample_flops / (flops * FLOPS_EFFICIENCY),
         context_seconds=work.kv_bytes_per_token / bandwidth,
         pair_seconds=work.pair_flops / (flops * ATTENTION_FLOPS_EFFICIENCY),
+        swap_seconds=block_bytes / HOST_BANDWIDTH,
         source=source,
     )
 

@@ -29,6 +29,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         num_blocks: KV blocks of each replica.
         max_model_len: Most tokens of a request.
         config: Scheduler and cache settings; all other groups are ignored.
+        num_host_blocks: Blocks of each replica's host tier.
         num_replicas: Engines behind the router.
         router: One of `octavo_core.simulator.router.ROUTERS`.
         router_key_tokens: Prompt tokens that prefix_affinity looks at.
@@ -40,6 +41,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     max_model_len: int
     config: EngineConfig = EngineConfig()
+    num_host_blocks: int = 0
     num_replicas: int = 1
     router: str = "least_loaded"
     router_key_tokens: int = 128
@@ -154,7 +156,11 @@ class Simulation:
     def _make_replica(self) -> Replica:
         config, deployment = self.deployment.config, self.deployment
         blocks = BlockManager(
-            deployment.num_blocks, config.cache.block_size, config.cache.enable_prefix_caching
+            deployment.num_blocks,
+            config.cache.block_size,
+            config.cache.enable_prefix_caching,
+            num_host_blocks=deployment.num_host_blocks,
+            max_step_tokens=config.scheduler.max_num_batched_tokens,
         )
         scheduler = Scheduler(config.scheduler, blocks, deployment.max_model_len)
         return Replica(scheduler, deployment.cost_model, self.measurements)

@@ -34,6 +34,11 @@ class RecordingExecutor:
         """Type of the activations."""
         return self._executor.dtype
 
+    @property
+    def max_concurrent_steps(self) -> int:
+        """Steps worth having in flight."""
+        return self._executor.max_concurrent_steps
+
     def load_model(self, on_progress: ProgressCallback) -> None:
         """Load the weights."""
         self._executor.load_model(on_progress)
@@ -42,9 +47,9 @@ class RecordingExecutor:
         """Return the bytes left for the KV cache."""
         return self._executor.determine_available_memory()
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache."""
-        self._executor.initialize_kv_cache(num_blocks)
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocate the KV cache and the host tier."""
+        self._executor.initialize_kv_cache(num_blocks, num_host_blocks)
 
     def warm_up(self) -> None:
         """Do once what would make the first requests slow."""
