@@ -26,9 +26,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _resolve_model(config: EngineConfig) -> Path:
-    from octavo_server.model_source import resolve_model
+    from octavo_server.model_source import resolve_plan_source
 
-    return resolve_model(config.model.model, config.model.revision).path
+    # Of a model of the hub, config.json is enough.
+    return resolve_plan_source(config.model.model, config.model.revision).path
 
 
 def _calibrate(config: EngineConfig, on_progress: Callable[[str], None]) -> CostModel:
