@@ -1,7 +1,4 @@
-"""Random arrivals, prefixes, aborts and failures against a fake executor.
-
-A failing seed is replayed with ``pytest tests/core/test_simulation.py -k 'seed-123'``.
-"""
+"""Random arrivals, prefixes, aborts and failures against a fake executor."""
 
 from __future__ import annotations
 
@@ -13,16 +10,17 @@ from support.simulation import Simulation
 
 # `nox -s sim` asks for more.
 NUM_SEEDS = int(os.environ.get("OCTAVO_SIMULATION_SEEDS", "2000"))
+FIRST_SEED = int(os.environ.get("OCTAVO_SIMULATION_FIRST", "0"))
 SEEDS_PER_TEST = 20
 
 
-@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + NUM_SEEDS, SEEDS_PER_TEST))
 def test_simulation(first: int) -> None:
-    for seed in range(first, min(first + SEEDS_PER_TEST, NUM_SEEDS)):
+    for seed in range(first, min(first + SEEDS_PER_TEST, FIRST_SEED + NUM_SEEDS)):
         try:
             Simulation(seed).run()
-        except Exception as error:
-            error.add_note(f"seed {seed}")
+        except BaseException as error:
+            error.add_note(f"to see it again: nox -s sim -- --seeds 1 --first {seed}")
             raise
 
 

@@ -85,6 +85,13 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_gpu_blocks_override: Annotated[
         PositiveInt | None, Meta(description="Exact number of KV blocks, whatever memory there is.")
     ] = None
+    kv_events_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="ZMQ address (ipc:// or tcp://127.0.0.1:PORT) on which routers hear which "
+            "KV blocks come and go."
+        ),
+    ] = None
     gpu_memory_utilization: Annotated[
         float, Meta(gt=0, le=1, description="Share of the device's memory the engine may use.")
     ] = 0.92

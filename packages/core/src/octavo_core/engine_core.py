@@ -12,6 +12,7 @@ from octavo_core.block_manager import BlockManager
 from octavo_core.config import EngineConfig
 from octavo_core.errors import EngineDeadError, UserError
 from octavo_core.executor import Executor, ProgressCallback
+from octavo_core.kv_events import KVEvent
 from octavo_core.memory_planner import plan_kv_cache, resolve_max_model_len
 from octavo_core.model_spec import ModelSpec
 from octavo_core.scheduler import Scheduler, failure
@@ -86,6 +87,7 @@ class EngineCore:
             self.config.cache.enable_prefix_caching,
             num_host_blocks=num_host_blocks,
             max_step_tokens=self.config.scheduler.max_num_batched_tokens,
+            record_events=self.config.cache.kv_events_endpoint is not None,
         )
         self._scheduler = Scheduler(self.config.scheduler, blocks, plan.max_model_len)
         self._batch_queue_size = (
@@ -115,6 +117,10 @@ class EngineCore:
     def reset_prefix_cache(self) -> None:
         """Forget all cached blocks, on the device and on the host."""
         self.scheduler.reset_prefix_cache()
+
+    def take_kv_events(self) -> list[KVEvent]:
+        """Return what happened to cached blocks since the last call, if the config asks for it."""
+        return self.scheduler.blocks.take_events()
 
     def has_unfinished_requests(self) -> bool:
         """True if `step` has something to do."""

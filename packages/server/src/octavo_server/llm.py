@@ -113,6 +113,11 @@ class LLM:
 
         return self._run(items, sampling_params, prepare, use_tqdm)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached KV blocks, as after a change of the weights."""
+        with self._lock:
+            self.engine.reset_prefix_cache()
+
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
