@@ -104,6 +104,20 @@ def test_a_sweep_compares_every_combination(
     assert alone["ttft"]["mean"] > 2 * together["ttft"]["mean"]
 
 
+def test_settings_are_flags_and_variables(
+    cost_model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = generated(cost_model, "--shared-prefix", "64", "--num-prefix-groups", "2")
+    assert report(capsys, *shared)["prefix_cache_hit_rate"] > 0.3
+    assert report(capsys, *shared, "--no-enable-prefix-caching")["prefix_cache_hit_rate"] == 0
+    assert report(capsys, *shared, "--max-num-seqs", "1")["requests_per_step"] == 1
+    monkeypatch.setenv("OCTAVO_MAX_NUM_SEQS", "1")
+    assert report(capsys, *shared)["requests_per_step"] == 1
+    results = report(capsys, *shared, "--sweep", "enable_prefix_caching=true,false")
+    rates = [item["report"]["prefix_cache_hit_rate"] for item in results]
+    assert rates[0] > rates[1] == 0
+
+
 def test_replicas_and_routers_can_be_swept(
     cost_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,12 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "engine", "As of octavo serve; environment variables such as OCTAVO_MAX_NUM_SEQS count too."
     )
     for option in _engine_options():
-        group.add_argument(
-            "--" + option.name.replace("_", "-"),
-            dest=option.name,
-            metavar="VALUE",
-            help=f"{option.description} (default: {option.default})".replace("%", "%%"),
-        )
+        flag = "--" + option.name.replace("_", "-")
+        text = f"{option.description} (default: {option.default})".replace("%", "%%")
+        if isinstance(option.default, bool):
+            action = argparse.BooleanOptionalAction
+            group.add_argument(flag, dest=option.name, action=action, default=None, help=text)
+        else:
+            group.add_argument(flag, dest=option.name, metavar="VALUE", help=text)
 
 
 def run(
