@@ -6,7 +6,8 @@
 
 The starter model runs at three loads (shares of what the cost model says it can do; 2 is
 an overload) in this process, its requests arriving in real time. The same trace is then
-simulated. Calibration and real runs take turns, so that a machine that gets slower gets
+simulated. Calibration and real runs take turns, and each real run is compared with what
+was measured right before and right after it, so that a machine that gets slower gets
 slower for both.
 
 On a machine that others use too, ``--clock cpu`` measures calibration and real runs in
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 
 from octavo_core.config import EngineConfig, resolve_config
 from octavo_core.sampling_params import SamplingParams
+from octavo_core.simulator.calibration import Observation, fit_cost_model
 from octavo_core.simulator.cost_model import CostModel, read_cost_model, write_cost_model
 from octavo_core.simulator.generate import TraceShape, generate_trace
 from octavo_core.simulator.report import Report, format_seconds
@@ -111,15 +113,18 @@ def parse_arguments() -> argparse.Namespace:
 def measure(
     run: CalibrationRun, clock: WallClock | CpuClock, arguments: argparse.Namespace
 ) -> list[dict[str, object]]:
-    """Take turns between calibration and real runs, then compare with the last fit."""
+    """Take turns between calibration and real runs, and compare."""
     calibrator = Calibrator(run, clock=clock.now)
+    rounds: list[list[Observation]] = []
 
     def calibrate() -> CostModel:
+        """Measure a round more; fit it together with the one before it."""
         if arguments.cost_model:
             return read_cost_model(arguments.cost_model)
         start = time.perf_counter()
         calibrator.measure_round()
-        model = calibrator.fit()
+        rounds.append(calibrator.observations[sum(map(len, rounds)) :])
+        model = fit_cost_model([each for measured in rounds[-2:] for each in measured])
         print(
             f"calibrated in {time.perf_counter() - start:.0f} s, median error "
             f"{model.median_error:.1%}, one request alone {format_seconds(alone(model))}",
@@ -139,13 +144,13 @@ def measure(
     real = []
     for index, load in enumerate(arguments.loads):
         trace = list(generate_trace(shape_of(arguments, load * capacity, index + 1)))
-        real.append((load, trace, run_real(run, trace, clock, index * arguments.requests)))
-        model = calibrate()
+        measured = run_real(run, trace, clock, index * arguments.requests)
+        real.append((load, trace, measured, calibrate()))
     if arguments.save:
-        write_cost_model(arguments.save, model)
+        write_cost_model(arguments.save, model if arguments.cost_model else calibrator.fit())
     results = []
     print(f"{'load':>5} {'':<12}{'real':>10}{'simulated':>12}{'error':>9}")
-    for load, trace, measured in real:
+    for load, trace, measured, model in real:
         predicted = of_report(simulate(trace, deployment(run, model)))
         row = {"load": load, **compare(measured, predicted)}
         results.append(row)
