@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from octavo_core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -32,9 +33,45 @@ def test_start_plans_from_the_executors_memory() -> None:
     assert stages[0] == "loading"
 
 
+def test_a_model_with_windows_gets_the_groups_that_its_memory_was_planned_for() -> None:
+    spec = msgspec.structs.replace(
+        tiny_spec(),
+        num_hidden_layers=6,
+        sliding_window=64,
+        layer_kinds=("sliding", "sliding", "full") * 2,
+    )
+    config = EngineConfig(
+        model=ModelConfig(max_model_len="auto"),
+        cache=CacheConfig(block_size=4, num_gpu_blocks_override=300),
+        scheduler=SchedulerConfig(max_num_batched_tokens=32),
+    )
+    engine = EngineCore(config, spec, FakeExecutor(4, 128))
+    ready = engine.start(lambda stage, progress: None)
+    blocks = engine.scheduler.blocks
+    assert [(group.layers, group.window) for group in blocks.groups] == [
+        ((0, 3), 64),
+        ((1, 4), 64),
+        ((2, 5), None),
+    ]
+    # Two groups hold up to 95 tokens in 25 blocks, and the third has the other 250.
+    assert ready.max_model_len == 250 * 4 == blocks.num_tokens_alone
+
+
 def test_start_refuses_a_context_that_does_not_fit() -> None:
     with pytest.raises(ConfigError, match="num_gpu_blocks_override=2"):
         make_engine(num_gpu_blocks_override=2).start(lambda stage, progress: None)
+
+
+def test_the_refusal_names_every_knob_with_its_value() -> None:
+    executor = FakeExecutor(4, 128)
+    executor.device_memory = 1 << 30
+    config = EngineConfig(model=ModelConfig(max_model_len=65536), cache=CacheConfig(block_size=4))
+    engine = EngineCore(config, tiny_spec(1 << 17), executor)
+    with pytest.raises(ConfigError) as refused:
+        engine.start(lambda stage, progress: None)
+    # The fake has 1 MiB left, that is 16,384 tokens of 64 bytes.
+    for knob in ("--max-model-len 16384", "--gpu-memory-utilization", "--kv-cache-memory"):
+        assert knob in refused.value.message
 
 
 def test_requests_run_together_as_they_would_alone() -> None:

@@ -2,6 +2,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from octavo_core.fit_advice import FitAdvice, advise
 from octavo_core.gguf import read_gguf_header
@@ -122,3 +125,49 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     assert plan_memory(spec, wanted, header).weights_bytes == 12800
     found = {entry.setting for entry in advise(spec, wanted, header)}
     assert "gpu_memory_utilization" in found
+
+
+@examples(deadline=None, max_examples=150)
+@given(
+    kinds=st.lists(st.sampled_from(["full", "sliding", "none"]), min_size=1, max_size=9),
+    heads=st.sampled_from([(8, 8), (8, 2), (12, 1)]),
+    memory=st.integers(1, 3_000_000),
+    changes=st.fixed_dictionaries(
+        {
+            "max_model_len": st.sampled_from([None, "auto", 1, 17, 300]),
+            "tensor_parallel_size": st.sampled_from([1, 2, 4]),
+            "kv_cache_memory": st.sampled_from([None, 1, 50_000]),
+            "non_kv_memory": st.sampled_from([None, 0, 100_000]),
+            "is_host": st.booleans(),
+            "block_size": st.sampled_from([1, 16]),
+            "max_num_batched_tokens": st.sampled_from([1, 64, 4096]),
+        }
+    ),
+)
+def test_any_model_can_be_planned_and_its_advice_holds(
+    kinds: list[str], heads: tuple[int, int], memory: int, changes: dict[str, object]
+) -> None:
+    spec = ModelSpec(
+        architecture="TinyForCausalLM",
+        num_hidden_layers=len(kinds),
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        head_dim=8,
+        vocab_size=50,
+        max_position_embeddings=512,
+        sliding_window=40,
+        layer_kinds=tuple(kinds),  # type: ignore[arg-type]
+    )
+    if set(kinds) == {"none"}:
+        return
+    wanted = settings(0, device_memory=memory, max_num_seqs=1, **changes)
+    plan = plan_memory(spec, wanted)
+    cache = plan.kv_cache
+    assert plan.fits == (cache.blocks_per_request <= cache.num_blocks)
+    assert plan.fits == (cache.max_concurrency >= 1)
+    assert cache.num_blocks * cache.block_bytes <= max(plan.available_bytes, 0)
+    for entry in advise(spec, wanted):
+        changed = msgspec.structs.replace(wanted, **{entry.setting: entry.value})
+        assert plan_memory(spec, changed).fits

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo_core.block_manager import BlockManager
 from octavo_core.kv_cache_group import KVCacheGroup
 from octavo_core.kv_cache_layout import KVCacheLayout, group_layers, lay_out_kv_cache
 from octavo_core.layer_spec import LayerSpec
@@ -131,6 +132,15 @@ def test_the_longest_request_fits_and_a_longer_one_does_not(
     assert mixed.blocks_per_request(longest, in_flight) <= num_blocks
     if longest < limit:
         assert mixed.blocks_per_request(longest + 1, in_flight) > num_blocks
+
+
+@given(st.integers(1, 2000), st.integers(1, 300))
+def test_the_block_manager_counts_a_request_in_the_same_way(
+    num_tokens: int, in_flight: int
+) -> None:
+    mixed = layout([SLIDING, SLIDING, FULL])
+    blocks = BlockManager(1000, 16, groups=mixed.groups, max_step_tokens=in_flight)
+    assert blocks.most_blocks_held(num_tokens) == mixed.blocks_per_request(num_tokens, in_flight)
 
 
 def test_a_window_never_needs_less_than_its_tokens() -> None:

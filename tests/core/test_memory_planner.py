@@ -237,8 +237,11 @@ def test_the_memory_of_the_kv_cache_may_be_given() -> None:
 
 
 def test_a_model_without_kv_cache_is_refused() -> None:
+    none = spec_from_config({**LLAMA_3_8B, "layer_types": ["mamba"] * 32})
     with pytest.raises(ModelError, match="keeps no K and V"):
-        plan(spec_from_config({**LLAMA_3_8B, "layer_types": ["mamba"] * 32}))
+        plan(none)
+    with pytest.raises(ModelError, match="keeps no K and V"):
+        plan_kv_cache(none, EngineConfig(), GIB, "bfloat16")
 
 
 def test_format_bytes() -> None:

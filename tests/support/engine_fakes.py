@@ -110,6 +110,7 @@ class FakeExecutor:
 
     device = "fake"
     dtype = "float32"
+    device_memory: int | None = None
 
     def __init__(
         self,

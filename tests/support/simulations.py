@@ -25,13 +25,16 @@ def deployment(
     max_model_len: int = 1024,
     cost_model: CostModel = PLAIN_COST_MODEL,
     enable_prefix_caching: bool = True,
+    scheduling_policy: str = "fcfs",
     **fields: object,
 ) -> Deployment:
     """A deployment with the settings that tests vary."""
     config = EngineConfig(
         cache=CacheConfig(block_size=block_size, enable_prefix_caching=enable_prefix_caching),
         scheduler=SchedulerConfig(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            scheduling_policy=scheduling_policy,
         ),
     )
     return Deployment(

@@ -85,6 +85,22 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert report.ttft.mean == pytest.approx(1 + (64 + 16 + 64) / 3000)
 
 
+def test_the_policy_decides_who_goes_first() -> None:
+    """One slot, taken at 0; then an urgent request overtakes one that came before it."""
+    trace = [
+        arrival(0.0, 10, 5),
+        arrival(0.1, 10, 1),
+        arrival(0.2, 10, 1, priority=-1),
+    ]
+    times = {}
+    for policy in ("fcfs", "priority"):
+        target = deployment(max_num_seqs=1, scheduling_policy=policy)
+        times[policy] = simulate(trace, target).ttft.max
+    # The first one ends at 5.014 s, and each of the others takes 1.01 s.
+    assert times["fcfs"] == pytest.approx(5.014 + 2 * 1.01 - 0.2)
+    assert times["priority"] == pytest.approx(5.014 + 2 * 1.01 - 0.1)
+
+
 def test_requests_that_never_fit_are_refused_and_counted() -> None:
     trace = [arrival(0.0, 2000, 1), arrival(0.0, 10, 1)]
     report = simulate(trace, deployment())

@@ -40,25 +40,23 @@ def hash_block(
         32 bytes. Equal only for equal inputs: the parent's length is fixed, the
         number of tokens is written first, and the extra keys end the message.
     """
-    digest = hashlib.sha256(parent)
-    digest.update(array("I", (len(token_ids), *token_ids)).tobytes())
+    message = parent + array("I", (len(token_ids), *token_ids)).tobytes()
     if extra_keys:
-        digest.update(_encode(extra_keys))
-    return digest.digest()
+        message += _encode(extra_keys)
+    return hashlib.sha256(message).digest()
 
 
 def extend_block_hashes(request: Request, block_size: int, num_blocks: int) -> None:
     """Make sure that ``request.block_hashes`` covers its first `num_blocks` full blocks."""
     hashes, token_ids = request.block_hashes, request.token_ids
-    for index in range(len(hashes), num_blocks):
-        start = index * block_size
-        hashes.append(
-            hash_block(
-                hashes[-1] if hashes else ROOT_HASH,
-                token_ids[start : start + block_size],
-                extra_keys(request, start, start + block_size),
-            )
-        )
+    parent = hashes[-1] if hashes else ROOT_HASH
+    for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
+        end = start + block_size
+        # Most blocks have no extra keys, and need not be asked for them.
+        has_keys = start == 0 or request.media
+        keys = extra_keys(request, start, end) if has_keys else ()
+        parent = hash_block(parent, token_ids[start:end], keys)
+        hashes.append(parent)
 
 
 def extra_keys(request: Request, start: int, end: int) -> list[ExtraKey]:

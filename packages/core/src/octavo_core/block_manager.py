@@ -255,16 +255,19 @@ class BlockManager:
         Returns:
             For each group the block ids that were added, or None if the pool has not enough.
         """
-        count = self.num_blocks_for(num_tokens) - len(request.block_tables[0])
+        tables = request.block_tables
+        count = self.num_blocks_for(num_tokens) - len(tables[0])
         if count <= 0:
-            return [[] for _ in self.groups]
+            return [[] for _ in tables]
         if self._windowed:
             self._give_back_behind_windows(request)
-        if count * len(self.groups) > self.pool.num_free:
+        if count * len(tables) > self.pool.num_free:
             return None
-        added = [self._allocate(count) for _ in self.groups]
-        for table, block_ids in zip(request.block_tables, added, strict=True):
+        added = []
+        for table in tables:
+            block_ids = self._allocate(count)
             table += block_ids
+            added.append(block_ids)
         request.capacity += count * self.block_size
         return added
 
@@ -361,6 +364,17 @@ class BlockManager:
             for index in range(max(first, request.num_holes[group_index]), num_full):
                 self._register(request, index, group_index, table[index])
         request.num_registered_blocks = num_full
+
+    def retract(self, request: Request) -> None:
+        """Make unfindable what a request, once dropped from a step, will not compute in it.
+
+        Nobody can have found these blocks: a step that preempts admits no one.
+        """
+        num_full = request.num_computed_tokens // self.block_size
+        for table in request.block_tables:
+            lost = table[num_full : request.num_registered_blocks]
+            self._record_removed(self.pool.forget(lost))
+        request.num_registered_blocks = min(request.num_registered_blocks, num_full)
 
     def forget(self, effects: StepEffects) -> None:
         """Take back what a step that failed made findable, on the device and on the host."""

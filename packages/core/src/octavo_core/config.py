@@ -115,6 +115,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             extra=_TOKENS,
         ),
     ] = 0
+    scheduling_policy: Annotated[
+        str,
+        Meta(
+            description="Who goes first: fcfs, priority, fair_share, or one that an installed "
+            "package adds."
+        ),
+    ] = "fcfs"
     max_num_queued_reqs: Annotated[
         int, Meta(ge=1, description="Most requests in the server; further ones get a 429.")
     ] = 4096

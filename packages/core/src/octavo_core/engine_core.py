@@ -15,6 +15,7 @@ from octavo_core.executor import Executor, ProgressCallback
 from octavo_core.kv_events import KVEvent
 from octavo_core.memory_planner import plan_kv_cache, resolve_max_model_len
 from octavo_core.model_spec import ModelSpec
+from octavo_core.policies import load_policy
 from octavo_core.scheduler import Scheduler, failure
 from octavo_core.scheduler_output import ModelRunnerOutput
 from octavo_core.wire import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Ready
@@ -57,7 +58,9 @@ class EngineCore:
             ModelError: The model can't be loaded.
         """
         started = time.perf_counter()
-        resolve_max_model_len(self.spec, self.config)  # refuse before the weights are read
+        # Refuse before the weights are read.
+        resolve_max_model_len(self.spec, self.config)
+        policy = load_policy(self.config.scheduler.scheduling_policy)
         self._executor.load_model(on_progress)
         loaded = time.perf_counter()
         logger.info("Loading the model took %.2f seconds", loaded - started)
@@ -67,6 +70,7 @@ class EngineCore:
             self.config,
             self._executor.determine_available_memory(),
             self._executor.dtype,
+            self._executor.device_memory,
         )
         logger.info("KV cache size: %d tokens", plan.kv_cache_tokens)
         logger.info(
@@ -85,11 +89,12 @@ class EngineCore:
             plan.num_blocks,
             plan.block_size,
             self.config.cache.enable_prefix_caching,
+            groups=plan.layout.groups,
             num_host_blocks=num_host_blocks,
             max_step_tokens=self.config.scheduler.max_num_batched_tokens,
             record_events=self.config.cache.kv_events_endpoint is not None,
         )
-        self._scheduler = Scheduler(self.config.scheduler, blocks, plan.max_model_len)
+        self._scheduler = Scheduler(self.config.scheduler, blocks, plan.max_model_len, policy)
         self._batch_queue_size = (
             self.config.scheduler.batch_queue_size or self._executor.max_concurrent_steps
         )

@@ -31,6 +31,11 @@ class Executor(Protocol):
         ...
 
     @property
+    def device_memory(self) -> int | None:
+        """Bytes of each worker's device; None where the model lives in host memory."""
+        ...
+
+    @property
     def max_concurrent_steps(self) -> int:
         """Steps worth having in flight: more than 1 if scheduling can overlap computing."""
         ...

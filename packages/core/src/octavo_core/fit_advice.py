@@ -53,8 +53,9 @@ def advise(
     plan = plan_memory(spec, settings, gguf)
     if plan.fits:
         return []
+    longest = plan.kv_cache.longest_request  # one token leaves none for an answer
     tries = (
-        ("max_model_len", [plan.kv_cache.longest_request] if plan.kv_cache.num_blocks else []),
+        ("max_model_len", [longest] if longest > 1 else []),
         ("gpu_memory_utilization", _utilizations(plan)),
         ("kv_cache_memory", _kv_cache_memories(plan)),
         ("kv_cache_dtype", ["fp8"] if KV_DTYPE_BYTES[plan.kv_cache_dtype] > 1 else []),

@@ -114,10 +114,13 @@ def plan_kv_cache(
     Raises:
         ConfigError: ``max_model_len`` is longer than the model's context, or one request of
             that length does not fit. The message says what would.
+        ModelError: No layer of the model has a KV cache.
     """
     layout = lay_out_kv_cache(
         spec.layers, block_size=config.cache.block_size, dtype_bytes=KV_DTYPE_BYTES[dtype]
     )
+    if not layout.block_bytes:
+        raise _no_kv_cache(spec)
     num_blocks = config.cache.num_gpu_blocks_override
     if num_blocks is None:
         num_blocks = max(available_bytes, 0) // layout.block_bytes
@@ -168,6 +171,10 @@ def _limit_length(spec: ModelSpec, asked: int | str | None, source: str) -> int:
             field="max_model_len",
         )
     return asked
+
+
+def _no_kv_cache(spec: ModelSpec) -> ModelError:
+    return ModelError(f"{spec.architecture} keeps no K and V, so there is nothing to plan.")
 
 
 def _does_not_fit(
@@ -326,7 +333,7 @@ def plan_memory(
     ]
     stages = [stage for stage in stages if stage.layout.block_bytes]
     if not stages:
-        raise ModelError(f"{spec.architecture} keeps no K and V, so there is nothing to plan.")
+        raise _no_kv_cache(spec)
     # Block tables are the same everywhere, so the stage with the fewest blocks decides.
     fullest = min(stages, key=lambda stage: (stage.num_blocks, stage.available_bytes))
     kv_cache = KVCachePlan(

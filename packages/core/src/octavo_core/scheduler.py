@@ -448,6 +448,7 @@ class Scheduler:
         """Put a running request back in line. Its full blocks stay findable."""
         step.has_preempted = True
         step.take_back(request)
+        self.blocks.retract(request)
         self.blocks.register_full_blocks(request)
         # Steps in flight may sample for it all the same. It comes back when they have.
         num_awaited = request.num_computed_tokens + 1 - len(request.token_ids)

@@ -227,7 +227,12 @@ class _Front:
         tokenizer = await _in_daemon_thread(lambda: load_tokenizer(resolved.path))
         spec = await _in_daemon_thread(lambda: read_model_spec(resolved.path))
         client.output_processor = OutputProcessor(tokenizer)
-        input_processor = InputProcessor(tokenizer, spec, longest_model_len(spec, self._config))
+        input_processor = InputProcessor(
+            tokenizer,
+            spec,
+            longest_model_len(spec, self._config),
+            self._config.scheduler.scheduling_policy,
+        )
         chat_problem = await _in_daemon_thread(input_processor.chat_problem)
         if chat_problem is not None:
             logger.warning("Chat requests will be refused. %s", chat_problem)

@@ -70,7 +70,10 @@ class LLM:
         self._default_params = SamplingParams(**read_sampling_defaults(resolved.path))
         self._output_processor = OutputProcessor(self.tokenizer)
         self._input_processor = InputProcessor(
-            self.tokenizer, spec, longest_model_len(spec, config)
+            self.tokenizer,
+            spec,
+            longest_model_len(spec, config),
+            config.scheduler.scheduling_policy,
         )
         self._ids = count()
         self._lock = threading.Lock()

@@ -48,6 +48,7 @@ class Worker:
         self._config = config
         self._spec = spec
         self._rank = rank
+        self.device_memory: int | None = None  # bytes; None on a CPU
         self._max_model_len = longest_model_len(spec, config)
 
     def init_device(self) -> None:
@@ -72,6 +73,7 @@ class Worker:
             return
         torch.cuda.set_device(self.device)
         self._free_at_start, total = torch.cuda.mem_get_info(self.device)
+        self.device_memory = total
         share = self._config.cache.gpu_memory_utilization
         self._requested = math.ceil(total * share)
         if self._free_at_start < self._requested:

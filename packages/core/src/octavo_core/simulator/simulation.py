@@ -10,6 +10,7 @@ import msgspec
 from octavo_core.block_manager import BlockManager
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError
+from octavo_core.policies import load_policy
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.scheduler import Scheduler
 from octavo_core.simulator.cost_model import CostModel
@@ -162,7 +163,8 @@ class Simulation:
             num_host_blocks=deployment.num_host_blocks,
             max_step_tokens=config.scheduler.max_num_batched_tokens,
         )
-        scheduler = Scheduler(config.scheduler, blocks, deployment.max_model_len)
+        policy = load_policy(config.scheduler.scheduling_policy)
+        scheduler = Scheduler(config.scheduler, blocks, deployment.max_model_len, policy)
         return Replica(scheduler, deployment.cost_model, self.measurements)
 
     def _sampling_params(self, max_tokens: int) -> SamplingParams:

@@ -59,6 +59,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
     device: str
     dtype: str
+    device_memory: int | None = None
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

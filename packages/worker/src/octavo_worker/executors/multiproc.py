@@ -107,6 +107,11 @@ class MultiprocExecutor:
         return self._loaded.dtype
 
     @property
+    def device_memory(self) -> int | None:
+        """Bytes of the device; None on a CPU and before `load_model`."""
+        return self._loaded.device_memory
+
+    @property
     def max_concurrent_steps(self) -> int:
         """Two: the next step is scheduled while the worker computes."""
         return 2

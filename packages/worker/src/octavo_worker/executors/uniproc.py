@@ -34,6 +34,11 @@ class UniProcExecutor:
         return str(self._running.dtype).removeprefix("torch.")
 
     @property
+    def device_memory(self) -> int | None:
+        """Bytes of the device; None on a CPU."""
+        return self._running.device_memory
+
+    @property
     def max_concurrent_steps(self) -> int:
         """One: a step is done when its call returns."""
         return 1

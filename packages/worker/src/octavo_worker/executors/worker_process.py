@@ -82,7 +82,7 @@ class _WorkerProcess:
                 worker.init_device()
                 worker.load_model(self._report)
                 dtype = str(worker.dtype).removeprefix("torch.")
-                return messages.Loaded(str(worker.device), dtype)
+                return messages.Loaded(str(worker.device), dtype, worker.device_memory)
             case messages.DetermineAvailableMemory():
                 return messages.Done(worker.determine_available_memory())
             case messages.InitializeKVCache(num_blocks, num_host_blocks):
