@@ -35,6 +35,11 @@ class RecordingExecutor:
         return self._executor.dtype
 
     @property
+    def device_memory(self) -> int | None:
+        """Total memory of the device."""
+        return self._executor.device_memory
+
+    @property
     def max_concurrent_steps(self) -> int:
         """Steps worth having in flight."""
         return self._executor.max_concurrent_steps
