@@ -7,6 +7,7 @@
     nox -s lint types                  style, import rules and types
     nox -s wheels                      build the five wheels and serve from them alone
     nox -s bench -- startup            run bench/startup.py
+    nox -s sim mutants                 simulate on more seeds; see whether tests notice planted bugs
 
 An environment is installed once. It is installed again when a pyproject.toml, a
 constraints file, a version or the Python changes, and only then, so that the
@@ -89,6 +90,13 @@ def sim(session: nox.Session) -> None:
         },
         external=True,
     )
+
+
+@nox.session(venv_backend="none")
+def mutants(session: nox.Session) -> None:
+    """Plant bugs in core, and see whether its tests notice: `nox -s mutants -- [words]`."""
+    environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
+    session.run(python_of(environment), "tests/mutants/run.py", *session.posargs, external=True)
 
 
 @nox.session(venv_backend="virtualenv")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -205,6 +207,16 @@ def test_no_module_of_the_front_imports_torch() -> None:
         for module in imported_modules(parse(path)):
             top = module.partition(".")[0]
             assert top not in HEAVY, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_core_stays_small() -> None:
+    """A wheel is a zip file of the sources and a few lines beside them."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for path in sorted(source("core").rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                wheel.write(path, path.relative_to(source("core")))
+    assert 10_000 < len(archive.getvalue()) < 300_000 - 10_000
 
 
 def test_the_readme_states_the_two_commands() -> None:
