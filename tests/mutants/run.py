@@ -4,8 +4,8 @@
     nox -s mutants -- window budget        those with one of these words only
 
 Each bug of `catalogue.py` is planted in a copy of ``packages/core``, and the tests run
-against the copy until the first of them fails: the simulation first, with fewer seeds. One that survives all of them is a hole in
-the tests: mend it with a test of what the bug breaks.
+against the copy until the first of them fails: the simulation first, with fewer seeds. One
+that survives all of them is a hole in the tests: mend it with a test of what the bug breaks.
 """
 
 from __future__ import annotations
