@@ -1,0 +1,489 @@
+"""SIMD values for numba: vector types and the one-line operations that kernels are made of.
+
+An operation is an LLVM instruction or a few of them, so a kernel stays Python source
+and runs what a C++ author would get from intrinsics. Addresses are int64, in bytes,
+and need no alignment. Vectors have 8 lanes of 32 bits; LLVM splits them where
+registers are narrower (SSE, NEON).
+
+All of it is portable IR but one thing, the dot product of bytes, which no plain IR
+turns into the right instruction: `LOWERING` names how it is done here. Its results are
+integers and equal in every lowering.
+
+No operation carries fast-math flags: what is summed in which order is what the source
+says, so a row's result does not depend on the batch around it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+BYTES = I8.as_pointer()
+
+
+class Vector(types.Type):
+    """A numba type for `lanes` values of an LLVM type, held in registers."""
+
+    def __init__(self, element: ir.Type, lanes: int) -> None:
+        self.ir = ir.VectorType(element, lanes)
+        super().__init__(name=f"Vector({element} x {lanes})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, vector: Vector) -> None:
+        super().__init__(manager, vector, vector.ir)
+
+
+f32x8, i32x8 = Vector(F32, 8), Vector(I32, 8)
+i16x16, i8x32 = Vector(I16, 16), Vector(I8, 32)
+address, i64, i32, f32 = types.int64, types.int64, types.int32, types.float32
+
+
+def _lowering() -> str:
+    forced = os.environ.get("OCTAVO_CPU_LOWERING", "")
+    features = binding.get_host_cpu_features()
+    if forced:
+        return forced
+    if features.get("avxvnni") or (features.get("avx512vnni") and features.get("avx512vl")):
+        return "vnni"
+    return "avx2" if features.get("avx2") else "generic"
+
+
+LOWERING = _lowering()
+"""``vnni``, ``avx2`` or ``generic``; ``OCTAVO_CPU_LOWERING`` forces one (for tests)."""
+
+
+# ---- building blocks of the operations ----------------------------------------------------
+
+
+def operation(result: Any, arguments: Sequence[Any], emit: Callable[..., Any]) -> Any:
+    """Make a numba function of up to five arguments out of a function that emits IR.
+
+    Args:
+        result: numba type of the result.
+        arguments: numba types of the arguments.
+        emit: Takes the IR builder and the arguments' values, returns the result's.
+    """
+    signature = result(*arguments)
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        value = emit(builder, *values)
+        return context.get_dummy_value() if result is types.void else value
+
+    # numba reads the number of arguments off the function, so there is one for each.
+    def of_0(typing: Any) -> Any:
+        return signature, generate
+
+    def of_1(typing: Any, a: Any) -> Any:
+        return signature, generate
+
+    def of_2(typing: Any, a: Any, b: Any) -> Any:
+        return signature, generate
+
+    def of_3(typing: Any, a: Any, b: Any, c: Any) -> Any:
+        return signature, generate
+
+    def of_4(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        return signature, generate
+
+    def of_5(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+        return signature, generate
+
+    return intrinsic((of_0, of_1, of_2, of_3, of_4, of_5)[len(arguments)])
+
+
+def constant(element: ir.Type, lanes: int, values: Any) -> ir.Constant:
+    """Make a vector constant of one value, or of a sequence of them."""
+    values = list(values) if isinstance(values, Sequence | range) else [values] * lanes
+    return ir.Constant(ir.VectorType(element, lanes), values)
+
+
+def call(builder: Any, name: str, result: ir.Type, *values: Any) -> Any:
+    """Call an LLVM intrinsic or a C function by name."""
+    function = builder.module.globals.get(name)
+    if function is None:
+        kind = ir.FunctionType(result, [value.type for value in values])
+        function = ir.Function(builder.module, kind, name)
+    return builder.call(function, values)
+
+
+def load(builder: Any, where: Any, kind: ir.Type) -> Any:
+    """Load a value of any type from any address."""
+    return builder.load(builder.inttoptr(where, kind.as_pointer()), align=1)
+
+
+def store(builder: Any, where: Any, value: Any) -> None:
+    builder.store(value, builder.inttoptr(where, value.type.as_pointer()), align=1)
+
+
+def splat(builder: Any, value: Any, lanes: int) -> Any:
+    """Put one value into all lanes."""
+    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    first = builder.insert_element(undefined, value, I32(0))
+    return builder.shuffle_vector(first, undefined, constant(I32, lanes, 0))
+
+
+def reduce(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """Combine the lanes of a vector as a tree: halves, quarters, eighths."""
+    lanes = vector.type.count
+    width = lanes // 2
+    while width:
+        order = [lane + width if lane < width else 0 for lane in range(lanes)]
+        shifted = builder.shuffle_vector(vector, vector, constant(I32, lanes, order))
+        vector = combine(vector, shifted)
+        width //= 2
+    return builder.extract_element(vector, I32(0))
+
+
+def _larger(builder: Any, a: Any, b: Any) -> Any:
+    """Lane by lane maximum; a NaN in `a` stays, one in `b` does not."""
+    return builder.select(builder.fcmp_ordered("<", a, b), b, a)
+
+
+def _smaller(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), b, a)
+
+
+# ---- scalars ------------------------------------------------------------------------------
+
+load_f32 = operation(f32, (address,), lambda b, p: load(b, p, F32))
+load_i32 = operation(i32, (address,), lambda b, p: load(b, p, I32))
+load_i64 = operation(i64, (address,), lambda b, p: load(b, p, I64))
+load_i8 = operation(i32, (address,), lambda b, p: b.sext(load(b, p, I8), I32))
+load_u8 = operation(i32, (address,), lambda b, p: b.zext(load(b, p, I8), I32))
+load_i16 = operation(i32, (address,), lambda b, p: b.sext(load(b, p, I16), I32))
+load_f16 = operation(f32, (address,), lambda b, p: b.fpext(load(b, p, F16), F32))
+store_f32 = operation(types.void, (address, f32), store)
+store_i32 = operation(types.void, (address, i32), store)
+store_i64 = operation(types.void, (address, i64), store)
+store_i8 = operation(types.void, (address, i32), lambda b, p, x: store(b, p, b.trunc(x, I8)))
+store_i16 = operation(types.void, (address, i32), lambda b, p, x: store(b, p, b.trunc(x, I16)))
+store_f16 = operation(types.void, (address, f32), lambda b, p, x: store(b, p, b.fptrunc(x, F16)))
+
+
+def _prefetch(builder: Any, where: Any) -> None:
+    pointer = builder.inttoptr(where, BYTES)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
+
+
+prefetch = operation(types.void, (address,), _prefetch)
+"""Ask for the cache line of an address, to be read soon."""
+
+
+# ---- float32 ------------------------------------------------------------------------------
+
+
+def _bf16_to_f32(builder: Any, bits: Any) -> Any:
+    wide = builder.zext(bits, ir.VectorType(I32, 8))
+    return builder.bitcast(builder.shl(wide, constant(I32, 8, 16)), f32x8.ir)
+
+
+def _f32_to_bf16(builder: Any, value: Any) -> Any:
+    """Round to the nearest, ties to even; a NaN stays one."""
+    bits = builder.bitcast(value, i32x8.ir)
+    odd = builder.and_(builder.lshr(bits, constant(I32, 8, 16)), constant(I32, 8, 1))
+    rounded = builder.add(builder.add(bits, constant(I32, 8, 0x7FFF)), odd)
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    quiet = builder.or_(bits, constant(I32, 8, 0x400000))
+    kept = builder.select(is_nan, quiet, rounded)
+    return builder.trunc(builder.lshr(kept, constant(I32, 8, 16)), ir.VectorType(I16, 8))
+
+
+def _e4m3_to_f32(builder: Any, bits: Any) -> Any:
+    """As halves: the fields fit when shifted by 7, and the exponents differ by 8.
+
+    A subnormal becomes a subnormal half, so it is exact too. 0x7F and 0xFF are NaN.
+    """
+    wide = builder.zext(bits, ir.VectorType(I16, 8))
+    sign = builder.shl(builder.and_(wide, constant(I16, 8, 0x80)), constant(I16, 8, 8))
+    rest = builder.and_(wide, constant(I16, 8, 0x7F))
+    half = builder.or_(sign, builder.shl(rest, constant(I16, 8, 7)))
+    value = builder.fpext(builder.bitcast(half, ir.VectorType(F16, 8)), f32x8.ir)
+    scaled = builder.fmul(value, constant(F32, 8, 256.0))
+    is_nan = builder.icmp_unsigned("==", rest, constant(I16, 8, 0x7F))
+    return builder.select(is_nan, constant(F32, 8, float("nan")), scaled)
+
+
+def _e5m2_to_f32(builder: Any, bits: Any) -> Any:
+    """The upper byte of a half."""
+    wide = builder.shl(builder.zext(bits, ir.VectorType(I16, 8)), constant(I16, 8, 8))
+    return builder.fpext(builder.bitcast(wide, ir.VectorType(F16, 8)), f32x8.ir)
+
+
+def _convert(element: ir.Type, to_f32: Callable[[Any, Any], Any]) -> Any:
+    kind = ir.VectorType(element, 8)
+    return operation(f32x8, (address,), lambda b, p: to_f32(b, load(b, p, kind)))
+
+
+load_f32x8 = operation(f32x8, (address,), lambda b, p: load(b, p, f32x8.ir))
+load_f16x8 = _convert(F16, lambda b, x: b.fpext(x, f32x8.ir))
+load_bf16x8 = _convert(I16, _bf16_to_f32)
+load_e4m3x8 = _convert(I8, _e4m3_to_f32)
+load_e5m2x8 = _convert(I8, _e5m2_to_f32)
+load_i8x8 = _convert(I8, lambda b, x: b.sitofp(x, f32x8.ir))
+load_u8x8 = _convert(I8, lambda b, x: b.uitofp(b.zext(x, i32x8.ir), f32x8.ir))
+broadcast_f32 = operation(f32x8, (address,), lambda b, p: splat(b, load(b, p, F32), 8))
+"""One float32 of memory in all lanes."""
+
+store_f32x8 = operation(types.void, (address, f32x8), store)
+store_f16x8 = operation(
+    types.void,
+    (address, f32x8),
+    lambda b, p, x: store(b, p, b.fptrunc(x, ir.VectorType(F16, 8))),
+)
+store_bf16x8 = operation(
+    types.void, (address, f32x8), lambda b, p, x: store(b, p, _f32_to_bf16(b, x))
+)
+
+splat_f32 = operation(f32x8, (f32,), lambda b, x: splat(b, x, 8))
+zero_f32x8 = operation(f32x8, (), lambda b: constant(F32, 8, 0.0))
+add = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fadd(x, y))
+sub = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fsub(x, y))
+mul = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fmul(x, y))
+div = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fdiv(x, y))
+maximum = operation(f32x8, (f32x8, f32x8), _larger)
+minimum = operation(f32x8, (f32x8, f32x8), _smaller)
+fma = operation(
+    f32x8,
+    (f32x8, f32x8, f32x8),
+    lambda b, x, y, z: call(b, "llvm.fma.v8f32", f32x8.ir, x, y, z),
+)
+"""``x * y + z``, rounded once."""
+
+fma_f32 = operation(f32, (f32, f32, f32), lambda b, x, y, z: call(b, "llvm.fma.f32", F32, x, y, z))
+sqrt_f32 = operation(f32, (f32,), lambda b, x: call(b, "llvm.sqrt.f32", F32, x))
+hsum = operation(f32, (f32x8,), lambda b, x: reduce(b, x, b.fadd))
+"""Sum of the lanes, always as the same tree."""
+
+hmax = operation(f32, (f32x8,), lambda b, x: reduce(b, x, lambda y, z: _larger(b, y, z)))
+first_lane = operation(f32, (f32x8,), lambda b, x: b.extract_element(x, I32(0)))
+
+
+def _first_lanes(builder: Any, value: Any, count: Any) -> Any:
+    lanes = constant(I32, 8, range(8))
+    kept = builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, I32), 8))
+    return builder.select(kept, value, constant(F32, 8, 0.0))
+
+
+first_lanes = operation(f32x8, (f32x8, i64), _first_lanes)
+"""The first `count` lanes, and zero in the others."""
+
+LOG2_E = 1.4426950408889634
+# ln 2 in two parts, so that n * ln 2 is exact to 2**-33 for every n that occurs.
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
+# Minimax coefficients of (exp(r) - 1 - r) / r**2 on [-ln 2 / 2, ln 2 / 2], highest first.
+# Cody and Waite 1980; the numbers are those of the Cephes library's expf.
+EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2)
+EXP_POLYNOMIAL_END = (1.6666665459e-1, 5.0000001201e-1)
+EXP_LARGEST, EXP_SMALLEST = 88.3762626647949, -87.3365447504
+
+
+def emit_exp(b: Any, x: Any) -> Any:
+    """``exp`` to 2 units in the last place; 0 below -87.3, 2.4e38 above 88.4, NaN of NaN."""
+
+    def f(value: float) -> Any:
+        return constant(F32, 8, value)
+
+    def madd(p: Any, q: Any, r: Any) -> Any:
+        return call(b, "llvm.fma.v8f32", f32x8.ir, p, q, r)
+
+    clamped = _smaller(b, _larger(b, x, f(EXP_SMALLEST)), f(EXP_LARGEST))
+    n = call(b, "llvm.rint.v8f32", f32x8.ir, b.fmul(clamped, f(LOG2_E)))
+    r = madd(n, f(-LN2_LOW), madd(n, f(-LN2_HIGH), clamped))
+    p = f(EXP_POLYNOMIAL[0])
+    for coefficient in EXP_POLYNOMIAL[1:] + EXP_POLYNOMIAL_END:
+        p = madd(p, r, f(coefficient))
+    p = b.fadd(madd(b.fmul(r, r), p, r), f(1.0))
+    # Freeze: the conversion of a NaN is poison, and the product below is NaN anyway.
+    exponent = _freeze_to_i32(b, n)
+    power = b.shl(b.add(exponent, constant(I32, 8, 127)), constant(I32, 8, 23))
+    result = b.fmul(p, b.bitcast(power, f32x8.ir))
+    return b.select(b.fcmp_ordered("<", x, f(EXP_SMALLEST)), f(0.0), result)
+
+
+def _freeze_to_i32(builder: Any, value: Any) -> Any:
+    """Convert floats that are whole numbers; 0 for NaN, the nearest int32 out of range."""
+    return call(builder, "llvm.fptosi.sat.v8i32.v8f32", i32x8.ir, value)
+
+
+exp = operation(f32x8, (f32x8,), emit_exp)
+
+# ---- integers -----------------------------------------------------------------------------
+
+load_i8x32 = operation(i8x32, (address,), lambda b, p: load(b, p, i8x32.ir))
+load_i32x8 = operation(i32x8, (address,), lambda b, p: load(b, p, i32x8.ir))
+load_u8x8_i32 = operation(
+    i32x8, (address,), lambda b, p: b.zext(load(b, p, ir.VectorType(I8, 8)), i32x8.ir)
+)
+load_i8x8_i32 = operation(
+    i32x8, (address,), lambda b, p: b.sext(load(b, p, ir.VectorType(I8, 8)), i32x8.ir)
+)
+store_i32x8 = operation(types.void, (address, i32x8), store)
+store_i8x8 = operation(
+    types.void, (address, i32x8), lambda b, p, x: store(b, p, b.trunc(x, ir.VectorType(I8, 8)))
+)
+splat_i32 = operation(i32x8, (i32,), lambda b, x: splat(b, x, 8))
+zero_i32x8 = operation(i32x8, (), lambda b: constant(I32, 8, 0))
+add_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.add(x, y))
+mul_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.mul(x, y))
+and_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.and_(x, y))
+or_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.or_(x, y))
+shl_i32 = operation(i32x8, (i32x8, i32), lambda b, x, n: b.shl(x, splat(b, n, 8)))
+shr_i32 = operation(i32x8, (i32x8, i32), lambda b, x, n: b.lshr(x, splat(b, n, 8)))
+hsum_i32 = operation(i32, (i32x8,), lambda b, x: reduce(b, x, b.add))
+to_f32 = operation(f32x8, (i32x8,), lambda b, x: b.sitofp(x, f32x8.ir))
+round_to_i32 = operation(
+    i32x8,
+    (f32x8,),
+    lambda b, x: _freeze_to_i32(b, call(b, "llvm.rint.v8f32", f32x8.ir, x)),
+)
+"""The nearest integers, ties to even; 0 for NaN."""
+
+abs_bits = operation(
+    i32x8, (f32x8,), lambda b, x: b.and_(b.bitcast(x, i32x8.ir), constant(I32, 8, 0x7FFFFFFF))
+)
+"""The bits of ``|x|``: as integers they order like the numbers, and a NaN is the largest."""
+
+max_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.select(b.icmp_signed(">", x, y), x, y))
+hmax_bits = operation(
+    f32,
+    (i32x8,),
+    lambda b, x: b.bitcast(
+        reduce(b, x, lambda y, z: b.select(b.icmp_signed(">", y, z), y, z)), F32
+    ),
+)
+"""The largest of some `abs_bits`, as a number again."""
+
+
+# ---- dot products of bytes ----------------------------------------------------------------
+# A dot product takes 32 weights of 8 rows, as eight vectors of 4 weights of each row, and
+# 32 activations; lane r of the result belongs to row r.
+
+
+def broadcast_bytes(builder: Any, where: Any) -> Any:
+    """Four bytes of memory, eight times."""
+    return builder.bitcast(splat(builder, load(builder, where, I32), 8), i8x32.ir)
+
+
+def at(builder: Any, where: Any, offset: int) -> Any:
+    """An address `offset` bytes on."""
+    return builder.add(where, ir.Constant(I64, offset)) if offset else where
+
+
+def multiply_pairs(builder: Any, unsigned: Any, signed: Any) -> Any:
+    """i16 sums of two neighbouring products (AVX2's vpmaddubsw, which saturates)."""
+    return call(builder, "llvm.x86.avx2.pmadd.ub.sw", i16x16.ir, unsigned, signed)
+
+
+def add_pairs(builder: Any, pairs: Any) -> Any:
+    """i32 sums of two neighbouring i16."""
+    ones = constant(I16, 16, 1)
+    return call(builder, "llvm.x86.avx2.pmadd.wd", i32x8.ir, pairs, ones)
+
+
+def dot_generic(builder: Any, first: Any, second: Any, first_signed: bool) -> Any:
+    """i32 sums of four neighbouring products, in plain IR."""
+    wide = ir.VectorType(I32, 32)
+    first = builder.sext(first, wide) if first_signed else builder.zext(first, wide)
+    products = builder.mul(first, builder.sext(second, wide))
+    total = None
+    for offset in range(4):
+        order = constant(I32, 8, range(offset, 32, 4))
+        quarter = builder.shuffle_vector(products, products, order)
+        total = quarter if total is None else builder.add(total, quarter)
+    return total
+
+
+def dot_vnni(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """Add four neighbouring products to each i32."""
+    vector = i32x8.ir
+    a, b = builder.bitcast(unsigned, vector), builder.bitcast(signed, vector)
+    # LLVM has one name for the AVX-512 and the AVX encoding.
+    return call(builder, "llvm.x86.avx512.vpdpbusd.256", vector, total, a, b)
+
+
+def emit_dot_unsigned(builder: Any, weights: Sequence[Any], where: Any, pairs_that_fit: int) -> Any:
+    """Dot product of unsigned weights and int8 activations.
+
+    Args:
+        builder: IR builder.
+        weights: Eight i8x32 of 4 weights of 8 rows.
+        where: Address of 32 activations between -127 and 127.
+        pairs_that_fit: How many sums of two products an i16 holds: 8 for weights below
+            16 (16 * 15 * 127 = 30,480), 4 below 32, 2 below 64.
+    """
+    activations = [broadcast_bytes(builder, at(builder, where, 4 * i)) for i in range(8)]
+    total = None
+    if LOWERING == "vnni":
+        total = constant(I32, 8, 0)
+        for weight, activation in zip(weights, activations, strict=True):
+            total = dot_vnni(builder, total, weight, activation)
+        return total
+    if LOWERING == "generic":
+        for weight, activation in zip(weights, activations, strict=True):
+            part = dot_generic(builder, weight, activation, first_signed=False)
+            total = part if total is None else builder.add(total, part)
+        return total
+    for start in range(0, 8, pairs_that_fit):
+        pairs = None
+        for i in range(start, start + pairs_that_fit):
+            product = multiply_pairs(builder, weights[i], activations[i])
+            pairs = product if pairs is None else builder.add(pairs, product)
+        part = add_pairs(builder, pairs)
+        total = part if total is None else builder.add(total, part)
+    return total
+
+
+def emit_dot_signed(builder: Any, weights: Sequence[Any], where: Any) -> Any:
+    """Dot product of int8 weights and int8 activations (not below -127)."""
+    total = None
+    for i, weight in enumerate(weights):
+        activation = broadcast_bytes(builder, at(builder, where, 4 * i))
+        if LOWERING == "generic":
+            part = dot_generic(builder, weight, activation, first_signed=True)
+        else:
+            # |w| * (a with the sign of w): 128 * 127 * 2 still fits an i16.
+            size = call(builder, "llvm.abs.v32i8", i8x32.ir, weight, I1(0))
+            signed = call(builder, "llvm.x86.avx2.psign.b", i8x32.ir, activation, weight)
+            if LOWERING == "vnni":
+                previous = constant(I32, 8, 0) if total is None else total
+                total = dot_vnni(builder, previous, size, signed)
+                continue
+            part = add_pairs(builder, multiply_pairs(builder, size, signed))
+        total = part if total is None else builder.add(total, part)
+    return total
+
+
+def emit_nibbles(builder: Any, where: Any) -> list[Any]:
+    """Unpack 128 bytes: vector i has weights 4 i to 4 i + 3 of 8 rows.
+
+    The low halves of the first 32 bytes are vector 0 and the high halves vector 4, and so on.
+    """
+    packed = [load(builder, at(builder, where, 32 * i), i8x32.ir) for i in range(4)]
+    low = [builder.and_(vector, constant(I8, 32, 15)) for vector in packed]
+    high = [builder.lshr(vector, constant(I8, 32, 4)) for vector in packed]
+    return low + high
+
+
+def emit_bytes(builder: Any, where: Any) -> list[Any]:
+    """Load 256 bytes as eight vectors."""
+    return [load(builder, at(builder, where, 32 * i), i8x32.ir) for i in range(8)]
+
+
+dot_nibbles = operation(
+    i32x8, (address, address), lambda b, w, a: emit_dot_unsigned(b, emit_nibbles(b, w), a, 8)
+)
+"""Dot products of 8 rows of 32 4-bit weights (128 bytes) and 32 activations."""
+
+dot_bytes = operation(
+    i32x8, (address, address), lambda b, w, a: emit_dot_signed(b, emit_bytes(b, w), a)
+)
+"""Dot products of 8 rows of 32 int8 weights (256 bytes) and 32 activations."""
