@@ -111,7 +111,7 @@ class AttentionProblem:
         # Everything that the words point to lives as long as they do.
         self._owned = (query, plan, scratch, sinks)
         _WORDS.pack_into(
-            memoryview(self._words.numpy()).cast("B"),
+            self._words.numpy().data,
             0,
             query.data_ptr(),
             key_cache.data_ptr(),
