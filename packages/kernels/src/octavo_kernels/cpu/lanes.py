@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo_kernels.cpu.simd import F32, I32, constant, f32x8, i64, operation, splat
+from octavo_kernels.cpu.simd import F32, I32, constant, f32, f32x8, i64, operation, splat
 
 NEGATIVE_INFINITY = float("-inf")
 
@@ -23,3 +23,16 @@ keep_lanes = operation(f32x8, (f32x8, i64, i64), _keep_lanes)
 """Lanes from `first` to before `last`, minus infinity in the others."""
 
 lowest = operation(f32x8, (), lambda b: constant(F32, 8, NEGATIVE_INFINITY))
+
+
+def _finite_or_zero(builder: Any, value: Any, largest: Any) -> Any:
+    """Hold within a range; NaN becomes 0."""
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    value = builder.select(is_nan, constant(F32, 8, 0.0), value)
+    high = splat(builder, largest, 8)
+    low = builder.fneg(high)
+    value = builder.select(builder.fcmp_ordered(">", value, high), high, value)
+    return builder.select(builder.fcmp_ordered("<", value, low), low, value)
+
+
+finite_or_zero = operation(f32x8, (f32x8, f32), _finite_or_zero)
