@@ -284,22 +284,24 @@ def make_multiply(dot: Any, dots: Any, factor: Any, offset: Any, block_bytes: in
     def multiply(
         thread: int,
         a: int,
+        row: int,
         m: int,
         n: int,
         k: int,
         weight: int,
         bias: int,
         scales: int,
+        _scale_block: int,
         out: int,
         out_row: int,
         accumulate: int,
     ) -> None:
         """Multiply `m` quantized rows at `a`; ends without a barrier.
 
-        `out_row` is the distance of rows of the result in bytes.
+        `row` and `out_row` are the distances of rows of x and of the result in bytes. With
+        `accumulate`, the result is added to what is in `out`.
         """
         blocks = k // 32
-        row = quantized_bytes(k)
         group_bytes = blocks * block_bytes
         groups = (n + 7) // 8
         share = groups // (8 * num_threads(thread))
@@ -357,7 +359,8 @@ def make_matmul(multiply: Any) -> Any:
         `PRIVATE_ROWS`.
         """
         a = quantize_rows(thread, x, x_row, m, k, scratch)
-        multiply(thread, a, m, n, k, weight, bias, scales, out, 4 * n, 0)
+        row = quantized_bytes(k)
+        multiply(thread, a, row, m, n, k, weight, bias, scales, 0, out, 4 * n, 0)
 
     return matmul
 
