@@ -11,9 +11,7 @@ from octavo_kernels.dispatch import use_cpu
 from octavo_kernels.packed_weight import WEIGHT_KINDS, PackedWeight
 from octavo_kernels.unpack_weight import unpack_weight
 
-_KERNELS = {
-    kind: Kernel(f"embedding.{kind}", "qqqqqqq") for kind in WEIGHT_KINDS if kind != "e4m3"
-}
+_KERNELS = {kind: Kernel(f"embedding.{kind}", "qqqqqqq") for kind in WEIGHT_KINDS if kind != "e4m3"}
 _ALONE = 1 << 14
 
 

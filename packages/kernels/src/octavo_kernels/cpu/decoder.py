@@ -231,9 +231,7 @@ def attention_block(thread: int, decoder: int, layer: int) -> None:
     parts = word(layer, QKV_PARTS)
     prepare(thread, decoder, hidden, word(layer, INPUT_NORM), parts)
     x, a = private(thread, decoder, NORMED), private(thread, decoder, QUANTIZED)
-    project(
-        thread, decoder, parts, x, a, word(decoder, QKV), 4 * word(decoder, QKV_SIZE), 0
-    )
+    project(thread, decoder, parts, x, a, word(decoder, QKV), 4 * word(decoder, QKV_SIZE), 0)
     token = next_chunk(thread)
     while token < m:
         rotate_and_write(decoder, layer, token)

@@ -185,9 +185,7 @@ def make_matmul(multiply: Any) -> Any:
         scale_block: int,
     ) -> None:
         """Compute ``out[m, n]`` float32 from ``x[m, k]``, rows `x_row` bytes apart."""
-        multiply(
-            thread, x, x_row, m, n, k, weight, bias, scales, scale_block, out, 4 * n, 0
-        )
+        multiply(thread, x, x_row, m, n, k, weight, bias, scales, scale_block, out, 4 * n, 0)
 
     return matmul
 

@@ -191,12 +191,12 @@ prefetch = operation(types.void, (address,), _prefetch)
 # ---- float32 ------------------------------------------------------------------------------
 
 
-def _bf16_to_f32(builder: Any, bits: Any) -> Any:
+def bf16_to_f32(builder: Any, bits: Any) -> Any:
     wide = builder.zext(bits, ir.VectorType(I32, 8))
     return builder.bitcast(builder.shl(wide, constant(I32, 8, 16)), f32x8.ir)
 
 
-def _f32_to_bf16(builder: Any, value: Any) -> Any:
+def f32_to_bf16(builder: Any, value: Any) -> Any:
     """Round to the nearest, ties to even; a NaN stays one."""
     bits = builder.bitcast(value, i32x8.ir)
     odd = builder.and_(builder.lshr(bits, constant(I32, 8, 16)), constant(I32, 8, 1))
@@ -207,7 +207,7 @@ def _f32_to_bf16(builder: Any, value: Any) -> Any:
     return builder.trunc(builder.lshr(kept, constant(I32, 8, 16)), ir.VectorType(I16, 8))
 
 
-def _e4m3_to_f32(builder: Any, bits: Any) -> Any:
+def e4m3_to_f32(builder: Any, bits: Any) -> Any:
     """As halves: the fields fit when shifted by 7, and the exponents differ by 8.
 
     A subnormal becomes a subnormal half, so it is exact too. 0x7F and 0xFF are NaN.
@@ -222,7 +222,7 @@ def _e4m3_to_f32(builder: Any, bits: Any) -> Any:
     return builder.select(is_nan, constant(F32, 8, float("nan")), scaled)
 
 
-def _e5m2_to_f32(builder: Any, bits: Any) -> Any:
+def e5m2_to_f32(builder: Any, bits: Any) -> Any:
     """The upper byte of a half."""
     wide = builder.shl(builder.zext(bits, ir.VectorType(I16, 8)), constant(I16, 8, 8))
     return builder.fpext(builder.bitcast(wide, ir.VectorType(F16, 8)), f32x8.ir)
@@ -235,9 +235,9 @@ def _convert(element: ir.Type, to_f32: Callable[[Any, Any], Any]) -> Any:
 
 load_f32x8 = operation(f32x8, (address,), lambda b, p: load(b, p, f32x8.ir))
 load_f16x8 = _convert(F16, lambda b, x: b.fpext(x, f32x8.ir))
-load_bf16x8 = _convert(I16, _bf16_to_f32)
-load_e4m3x8 = _convert(I8, _e4m3_to_f32)
-load_e5m2x8 = _convert(I8, _e5m2_to_f32)
+load_bf16x8 = _convert(I16, bf16_to_f32)
+load_e4m3x8 = _convert(I8, e4m3_to_f32)
+load_e5m2x8 = _convert(I8, e5m2_to_f32)
 load_i8x8 = _convert(I8, lambda b, x: b.sitofp(x, f32x8.ir))
 load_u8x8 = _convert(I8, lambda b, x: b.uitofp(b.zext(x, i32x8.ir), f32x8.ir))
 broadcast_f32 = operation(f32x8, (address,), lambda b, p: splat(b, load(b, p, F32), 8))
@@ -250,7 +250,7 @@ store_f16x8 = operation(
     lambda b, p, x: store(b, p, b.fptrunc(x, ir.VectorType(F16, 8))),
 )
 store_bf16x8 = operation(
-    types.void, (address, f32x8), lambda b, p, x: store(b, p, _f32_to_bf16(b, x))
+    types.void, (address, f32x8), lambda b, p, x: store(b, p, f32_to_bf16(b, x))
 )
 
 bits_of_f32 = operation(i32, (f32,), lambda b, x: b.bitcast(x, I32))
