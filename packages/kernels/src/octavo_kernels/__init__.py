@@ -5,6 +5,7 @@ from octavo_kernels.apply_penalties import apply_penalties
 from octavo_kernels.attention_metadata import AttentionMetadata
 from octavo_kernels.compute_logprobs import Logprobs, compute_logprobs
 from octavo_kernels.copy_blocks import copy_blocks, swap_blocks
+from octavo_kernels.decoder import Decoder, DecoderLayer
 from octavo_kernels.dequantize import DEQUANTIZABLE_TYPES, dequantize
 from octavo_kernels.embed_tokens import embed_tokens
 from octavo_kernels.filter_logits import filter_logits
@@ -39,6 +40,8 @@ __all__ = [
     "DEQUANTIZABLE_TYPES",
     "WEIGHT_KINDS",
     "AttentionMetadata",
+    "Decoder",
+    "DecoderLayer",
     "Logprobs",
     "PackedWeight",
     "SamplingMetadata",

@@ -92,7 +92,7 @@ def make_embed(value: Any, factor: Any, offset: Any, block_bytes: int) -> Any:
     def embed(
         thread: int, ids: int, m: int, k: int, weight: int, scales: int, scratch: int, out: int
     ) -> None:
-        """Write row ``ids[i]`` (int32) of the weight to ``out[i]``; `scratch` has 64 bytes a thread."""
+        """Write row ``ids[i]`` (int32) to ``out[i]``; `scratch` has 64 bytes for each thread."""
         blocks = k // 32
         words = scratch + 64 * rank(thread)
         i = next_chunk(thread)
