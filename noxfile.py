@@ -42,7 +42,7 @@ TEST_EXTRAS = {
     "core": (),
     "kernels": ("gguf",),
     "worker": ("gguf", "transformers"),
-    "server": ("gguf", "openai", "transformers"),
+    "server": ("gguf", "matplotlib", "openai", "transformers"),
     "client": (),
 }
 

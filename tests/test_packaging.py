@@ -9,6 +9,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ FORBIDDEN_CALLS = {
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 
 # The only modules of server that run inside the engine process, or in the user's own.
-ENGINE_SIDE = {"engine_process.py", "llm.py"}
+ENGINE_SIDE = {"calibration.py", "engine_process.py", "llm.py"}
 HEAVY = {"torch", "transformers", "octavo_worker", "octavo_kernels"}
 
 
@@ -56,9 +57,10 @@ def version(package: str) -> str:
 
 
 def dependencies(package: str) -> dict[str, str]:
-    """Return the name of each declared dependency and its version specifier."""
+    """Return the name of each declared dependency, of extras too, and its version specifier."""
     found = {}
-    for requirement in project(package)["dependencies"]:
+    extras = project(package).get("optional-dependencies", {})
+    for requirement in [*project(package)["dependencies"], *chain(*extras.values())]:
         match = re.fullmatch(r"([a-z0-9-]+)([^;]*)(;.*)?", requirement)
         assert match is not None, f"{package}: {requirement} is not written in lower case"
         found[match[1]] = match[2]

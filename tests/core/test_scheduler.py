@@ -363,8 +363,8 @@ def test_a_few_blocks_are_kept_back_for_those_that_run() -> None:
     scheduler = make_scheduler(num_blocks=100, block_size=4, budget=400)
     scheduler.add_request(make_request("first", 40 * 4, max_tokens=9))
     run_step(scheduler)
-    scheduler.add_request(make_request("newcomer", 60 * 4, max_tokens=9))
-    run_step(scheduler)
+    scheduler.add_request(make_request("newcomer", 59 * 4, max_tokens=9))
+    run_step(scheduler)  # the first one takes its 41st block
     assert scheduler.num_waiting == 1
     scheduler.abort_requests(["newcomer"])
     scheduler.add_request(make_request("smaller", 58 * 4, max_tokens=9))

@@ -15,6 +15,7 @@ from octavo_core.errors import OctavoError
 # `run(args) -> int`, and is imported when it is called.
 COMMANDS = {
     "plan": ("octavo_core.plan_command", "what of a model fits on a device"),
+    "simulate": ("octavo_core.simulator.command", "replay a trace on a virtual clock"),
 }
 
 EXIT_USAGE = 2

@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": "start an OpenAI-compatible server",
     "chat": "chat with a model in the terminal",
     "plan": "say what of a model fits on a device",
+    "simulate": "replay a trace through the scheduler on a device that need not be there",
 }
 
 EXIT_FAILURE = 1

@@ -1,0 +1,86 @@
+"""The team of threads: every chunk once, whatever the number of threads and callers."""
+
+import multiprocessing
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from octavo_kernels.cpu import threads
+from octavo_kernels.machine import count_chunks
+
+
+@pytest.fixture(autouse=True)
+def _default_threads():
+    yield
+    threads.set_num_threads(threads.default_num_threads())
+
+
+def _count(rounds, chunks, run=count_chunks):
+    counts, ranks = np.zeros(chunks, np.int64), np.zeros(8 * threads.MAX_THREADS, np.int64)
+    run(rounds, chunks, counts.ctypes.data, ranks.ctypes.data)
+    return counts, int(ranks.sum())
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_every_chunk_is_taken_once_a_round_and_every_thread_passes_the_barriers(num_threads):
+    threads.set_num_threads(num_threads)
+    assert threads.get_num_threads() == num_threads
+    for rounds, chunks in [(1, 1), (200, 3), (20, 1000)]:
+        counts, ranks = _count(rounds, chunks)
+        assert (counts == rounds).all()
+        assert ranks == num_threads
+
+
+def test_a_kernel_without_barriers_needs_no_second_thread():
+    for _ in range(300):
+        counts, ranks = _count(0, 1)
+        assert counts.sum() == 0
+        assert 1 <= ranks <= threads.get_num_threads()
+
+
+def test_alone_means_the_calling_thread():
+    counts, ranks = _count(7, 10, count_chunks.alone)
+    assert (counts == 7).all()
+    assert ranks == 1
+
+
+def test_callers_of_several_python_threads_take_turns():
+    wrong = []
+
+    def call():
+        for _ in range(50):
+            counts, _ = _count(5, 20)
+            if not (counts == 5).all():
+                wrong.append(counts)
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+def _count_in_child(queue):
+    queue.put(_count(3, 50)[0].tolist())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking with threads is the test
+def test_a_forked_child_starts_its_own_team():
+    _count(1, 1)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_count_in_child, args=(queue,))
+    child.start()
+    assert queue.get(timeout=60) == [3] * 50
+    child.join(60)
+    assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("count", [0, -1, 257])
+def test_numbers_of_threads_that_make_no_sense_are_refused(count):
+    with pytest.raises(ValueError, match=f"num_threads is {count}; it must be between 1 and 256"):
+        threads.set_num_threads(count)
