@@ -96,6 +96,10 @@ def test_no_kv_heads_means_as_many_as_heads() -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_key_value_heads": 5}, "num_key_value_heads"),
         ({"architectures": None}, "architecture"),
+        ({"num_local_experts": 8, "moe_intermediate_size": -1}, "moe_intermediate_size"),
+        ({"num_local_experts": 8, "n_shared_experts": -9}, "shared_expert_intermediate_size"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": -100}}, "bits=-100"),
+        ({"quantization_config": {"quant_method": "awq", "w_bit": 0}}, "bits=0"),
     ],
 )
 def test_wrong_entries_are_named(changes: dict[str, Any], name: str) -> None:

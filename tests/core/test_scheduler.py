@@ -190,6 +190,7 @@ def test_abort_in_any_state_gives_everything_back() -> None:
 
 
 def test_a_waiting_request_whose_client_left_is_never_computed() -> None:
+    """Case K07."""
     scheduler = make_scheduler(max_num_seqs=1)
     for name in "abc":
         scheduler.add_request(make_request(name, 4, max_tokens=1))

@@ -394,13 +394,13 @@ POLICIES = [
     Mutant(
         "policies/lazy_heap.py",
         "an item keeps its old key, too",
-        "while entries.get(heap[0][2]) is not heap[0]:",
-        "while heap[0][2] not in entries:",
+        "while heap and entries.get(heap[0][2]) is not heap[0]:",
+        "while heap and heap[0][2] not in entries:",
     ),
     Mutant(
         "policies/lazy_heap.py",
         "entries of removed items pile up",
-        "if len(self._heap) > 2 * len(self._entries) + 16:",
+        "if len(heap) > 2 * len(entries) + 16:",
         "if False:",
     ),
     Mutant(

@@ -159,6 +159,29 @@ def test_requests_join_a_running_batch_and_an_abort_ends_one(front_end: FrontEnd
     assert engine.join() == 0
 
 
+def test_the_load_is_zero_after_all_clients_have_left(front_end: FrontEnd) -> None:
+    """Case M03."""
+    engine = EngineThread(front_end.address)
+    handshake(front_end)
+    names = [f"r{i}" for i in range(32)]
+    for name in names:
+        front_end.send(wire.AddRequest(make_request(name, [1, 2, 3], max_tokens=4000)))
+    while True:
+        message = front_end.receive_until(wire.EngineCoreOutputs)
+        assert isinstance(message, wire.EngineCoreOutputs)
+        assert message.stats is not None
+        if message.stats.num_running == len(names):
+            break
+    front_end.send(wire.AbortRequests(names))
+    while message.stats.num_running:  # it is told without a new request, or this times out
+        message = front_end.receive_until(wire.EngineCoreOutputs)
+        assert isinstance(message, wire.EngineCoreOutputs)
+        assert message.stats is not None
+    assert (message.stats.num_waiting, message.stats.kv_cache_usage) == (0, 0.0)
+    front_end.send(wire.Shutdown())
+    assert engine.join() == 0
+
+
 def test_a_refused_request_is_answered(front_end: FrontEnd) -> None:
     engine = EngineThread(front_end.address)
     handshake(front_end)

@@ -89,6 +89,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ModelError(f"{name} is {value}; it must be positive.", field=name)
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if value < 0:
+                raise ModelError(f"{name} is {value}; it can't be negative.", field=name)
         if self.num_hidden_layers > MAX_LAYERS:
             raise ModelError(
                 f"num_hidden_layers is {self.num_hidden_layers}; at most {MAX_LAYERS} are taken.",
@@ -160,6 +164,16 @@ _POSITIVE = (
     "max_position_embeddings",
     "sliding_window",
     "kv_lora_rank",
+    "q_lora_rank",
+    "word_embed_proj_dim",
+)
+_NOT_NEGATIVE = (
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
 )
 
 

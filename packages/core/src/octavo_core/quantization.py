@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from octavo_core.errors import ModelError
 from octavo_core.gguf import GGUF_TYPES
 
 
@@ -67,6 +68,9 @@ def quantization_from_config(config: Mapping[str, Any]) -> Quantization | None:
     Returns:
         None if the weights are not quantized. A method that is not known here has no
         ``weight_bytes``.
+
+    Raises:
+        ModelError: A weight would have no bits, or more than it has plainly.
     """
     entry = config.get("quantization_config") or config.get("compression_config")
     if not isinstance(entry, Mapping):
@@ -75,6 +79,11 @@ def quantization_from_config(config: Mapping[str, Any]) -> Quantization | None:
     if method in ("gptq", "awq"):
         bits = _int(entry, "bits", _int(entry, "w_bit", 4))
         group = _int(entry, "group_size", 128)
+        if not 1 <= bits <= 16:
+            raise ModelError(
+                f"config.json: quantization_config says bits={bits}; it must be from 1 to 16.",
+                field="quantization_config",
+            )
         # -1: one group for each column, whose scale is next to nothing.
         size = _grouped(bits, group, 2, bits) if group > 0 else bits / 8
         return Quantization(method=method, weight_bytes=size)

@@ -14,9 +14,9 @@ class LazyHeap(Generic[T]):
     """Items by key, the smallest first; of equal keys the one pushed first.
 
     Taking an item out of the middle leaves its entry in the heap; entries that nobody
-    owns any more are dropped when they reach the top, or all at once when they are the
+    owns any more are dropped as soon as they are on top, or all at once when they are the
     majority. So every operation costs O(log n), spread over the operations before it,
-    and the memory stays proportional to the items.
+    and the memory stays proportional to the items: nothing is left of an empty one.
     """
 
     def __init__(self) -> None:
@@ -37,32 +37,31 @@ class LazyHeap(Generic[T]):
         entry = (key, next(self._count), item)
         self._entries[item] = entry
         heappush(self._heap, entry)
-        self._drop_majority()
+        self._tidy()
 
     def peek(self) -> T:
         """Return the item with the smallest key. There is one."""
-        heap, entries = self._heap, self._entries
-        while entries.get(heap[0][2]) is not heap[0]:
-            heappop(heap)
-        return heap[0][2]
+        return self._heap[0][2]
 
     def pop(self) -> T:
         """Take the item with the smallest key."""
         item = self.peek()
-        heappop(self._heap)
-        del self._entries[item]
+        self.remove(item)
         return item
 
     def remove(self, item: T) -> None:
         """Take any item."""
         del self._entries[item]
-        self._drop_majority()
+        self._tidy()
 
     def key_of(self, item: T) -> Any:
         """Return the key an item was pushed with."""
         return self._entries[item][0]
 
-    def _drop_majority(self) -> None:
-        if len(self._heap) > 2 * len(self._entries) + 16:
-            self._heap = list(self._entries.values())
+    def _tidy(self) -> None:
+        heap, entries = self._heap, self._entries
+        while heap and entries.get(heap[0][2]) is not heap[0]:
+            heappop(heap)
+        if len(heap) > 2 * len(entries) + 16:
+            self._heap = list(entries.values())
             heapify(self._heap)
