@@ -1,13 +1,19 @@
 """Operations of LLM inference over a paged KV cache: one function each, on CPU and GPU."""
 
+from octavo_kernels.apply_bitmask import apply_bitmask
+from octavo_kernels.apply_penalties import apply_penalties
 from octavo_kernels.attention_metadata import AttentionMetadata
 from octavo_kernels.compute_logprobs import Logprobs, compute_logprobs
+from octavo_kernels.copy_blocks import copy_blocks, swap_blocks
 from octavo_kernels.dequantize import DEQUANTIZABLE_TYPES, dequantize
 from octavo_kernels.filter_logits import filter_logits
 from octavo_kernels.fused_add_rms_norm import fused_add_rms_norm
+from octavo_kernels.mask_logits import TokenEntries, mask_logits
+from octavo_kernels.mla_decode import mla_decode
 from octavo_kernels.paged_attention import paged_attention
 from octavo_kernels.rms_norm import rms_norm
 from octavo_kernels.rotary_embedding import rotary_embedding
+from octavo_kernels.rotary_write_kv_cache import rotary_write_kv_cache
 from octavo_kernels.sample import SamplingMetadata, sample
 from octavo_kernels.sample_noise import sample_noise
 from octavo_kernels.silu_and_mul import silu_and_mul
@@ -20,15 +26,23 @@ __all__ = [
     "AttentionMetadata",
     "Logprobs",
     "SamplingMetadata",
+    "TokenEntries",
+    "apply_bitmask",
+    "apply_penalties",
     "compute_logprobs",
+    "copy_blocks",
     "dequantize",
     "filter_logits",
     "fused_add_rms_norm",
+    "mask_logits",
+    "mla_decode",
     "paged_attention",
     "rms_norm",
     "rotary_embedding",
+    "rotary_write_kv_cache",
     "sample",
     "sample_noise",
     "silu_and_mul",
+    "swap_blocks",
     "write_kv_cache",
 ]

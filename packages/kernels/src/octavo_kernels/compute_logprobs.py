@@ -32,8 +32,14 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprob
         num_top: How many of the likeliest tokens to report, 0 or more; at most the
             vocabulary is reported.
     """
+    return compute_logprobs_reference(logits, token_ids, num_top)
+
+
+def compute_logprobs_reference(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
+    """Do the same in plain torch."""
     logprobs = logits.log_softmax(dim=-1)
     sampled = logprobs.gather(-1, token_ids.unsqueeze(-1))  # [num_rows, 1]
-    ranks = (logprobs > sampled).sum(dim=-1) + 1
+    # By logits: two that differ may round to the same log-probability.
+    ranks = (logits > logits.gather(-1, token_ids.unsqueeze(-1))).sum(dim=-1) + 1
     top = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
     return Logprobs(sampled.squeeze(-1), ranks, top.indices, top.values)

@@ -47,6 +47,11 @@ def sample(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
     Returns:
         ``[num_rows]`` int64 token ids, on the device of `logits`.
     """
+    return sample_reference(logits, metadata)
+
+
+def sample_reference(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+    """Do the same in plain torch."""
     token_ids = logits.argmax(dim=-1)
     random_rows = np.flatnonzero(metadata.temperature > 0).tolist()
     if not random_rows:
