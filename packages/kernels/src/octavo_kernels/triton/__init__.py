@@ -5,10 +5,31 @@ tensors of one device and check nothing: `octavo_kernels`' own functions check, 
 for tensors of a GPU.
 """
 
+from octavo_kernels.triton.apply_bitmask import apply_bitmask
+from octavo_kernels.triton.apply_penalties import apply_penalties
+from octavo_kernels.triton.compute_logprobs import compute_logprobs
+from octavo_kernels.triton.copy_blocks import copy_blocks, swap_blocks
+from octavo_kernels.triton.gated_activation import gelu_and_mul, silu_and_mul
+from octavo_kernels.triton.layer_norm import layer_norm
 from octavo_kernels.triton.paged_attention import paged_attention
+from octavo_kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
+from octavo_kernels.triton.rotary_embedding import rotary_embedding
+from octavo_kernels.triton.sample import sample
 from octavo_kernels.triton.write_kv_cache import write_kv_cache
 
 __all__ = [
+    "apply_bitmask",
+    "apply_penalties",
+    "compute_logprobs",
+    "copy_blocks",
+    "fused_add_rms_norm",
+    "gelu_and_mul",
+    "layer_norm",
     "paged_attention",
+    "rms_norm",
+    "rotary_embedding",
+    "sample",
+    "silu_and_mul",
+    "swap_blocks",
     "write_kv_cache",
 ]

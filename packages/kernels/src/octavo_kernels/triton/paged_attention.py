@@ -19,6 +19,7 @@ from octavo_kernels.attention_metadata import AttentionMetadata
 from octavo_kernels.triton import tiles
 from octavo_kernels.triton.fp8 import FP8_BITS, INT8, decode_e4m3
 from octavo_kernels.triton.launch import next_power_of_2, on_device_of, with_dense_rows
+from octavo_kernels.triton.search import block_owner
 from octavo_kernels.triton.write_kv_cache import as_kernels_see
 
 # exp(x) = exp2(x * log2(e)), and exp2 is what a GPU computes.
@@ -166,7 +167,7 @@ def _decode(output, arguments, strides, scale, constants) -> None:
         BLOCK_N=tile.columns,
         **tile.options,
     )
-    _reduce_segments[(num_reqs, num_heads)](
+    reduce_segments[(num_reqs, num_heads)](
         *(partial, state[0], state[1], output, arguments[4]),
         *(output.stride(0), output.stride(1)),
         NUM_HEADS=num_heads,
@@ -224,7 +225,7 @@ def _attend(
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     query_block = tl.program_id(0)
     kv_head = tl.program_id(1)
-    row = _request_of(query_start_loc, query_block, num_reqs, BLOCK_Q)
+    row = block_owner(query_start_loc, query_block, num_reqs, BLOCK_Q)
     first_token = tl.load(query_start_loc + row)
     query_len = tl.load(query_start_loc + row + 1) - first_token
     start = (query_block - (first_token // BLOCK_Q + row)) * BLOCK_Q
@@ -396,7 +397,7 @@ def _attend_segment(
 
 
 @triton.jit
-def _reduce_segments(
+def reduce_segments(
     partial,
     partial_maximum,
     partial_total,
@@ -409,12 +410,17 @@ def _reduce_segments(
     BLOCK_V: tl.constexpr,
     NUM_SEGMENTS: tl.constexpr,
 ):
-    """One program joins the segments of one row and head."""
+    """One program joins the segments of one row and head.
+
+    The token of row ``r`` is ``query_start_loc[r]`` if there is one, or ``r`` without that list.
+    """
     row = tl.program_id(0)
     head = tl.program_id(1)
-    token = tl.load(query_start_loc + row)
-    if tl.load(query_start_loc + row + 1) == token:
-        return
+    token = row
+    if query_start_loc is not None:
+        token = tl.load(query_start_loc + row)
+        if tl.load(query_start_loc + row + 1) == token:
+            return
     segment = tl.arange(0, NUM_SEGMENTS)
     at = tl.arange(0, BLOCK_V)
     state_at = (row.to(tl.int64) * NUM_HEADS + head) * NUM_SEGMENTS + segment
@@ -428,20 +434,6 @@ def _reduce_segments(
     attended = tl.sum(acc * weight[:, None], 0) / tl.where(divisor > 0.0, divisor, 1.0)
     o_at = token.to(tl.int64) * o_token_stride + head * o_head_stride
     tl.store(output + o_at + at, attended.to(output.dtype.element_ty), mask=at < VALUE_DIM)
-
-
-@triton.jit
-def _request_of(query_start_loc, query_block, num_reqs, BLOCK_Q: tl.constexpr):
-    """Return the last request whose first query block is not after `query_block`."""
-    low = 0
-    high = num_reqs
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(query_start_loc + middle) // BLOCK_Q + middle <= query_block:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
 
 
 @triton.jit

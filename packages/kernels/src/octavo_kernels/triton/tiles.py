@@ -146,3 +146,41 @@ def decode_attention(target: str, head_dim: int, item_size: int, group: int) -> 
         return Tile(rows, 64 if head_dim <= 128 else 32, 0, 2, 1)
     columns = 64 if head_dim <= 128 else 32
     return Tile(rows, columns, 0, 4, 3 if target == "sm_90" and head_dim <= 128 else 2)
+
+
+def latent_attention(target: str, item_size: int) -> Tile:
+    """Return the tile of latent attention: 16 heads, and latents of 576 numbers.
+
+    The accumulator of 16 x 512 float32 is 64 registers for each of 128 threads, so warps are
+    more than for other decodes; 32 latents are 36 KiB of shared memory.
+    """
+    if item_size == 4:
+        return Tile(16, 16, 0, 8, 1)
+    if target == "gfx942":
+        return Tile(16, 16, 0, 4, 1)
+    return Tile(16, 32, 0, 8, 2 if target == "sm_90" else 1)
+
+
+def matmul(target: str, num_tokens: int, item_size: int, batch_invariant: bool = False) -> Tile:
+    """Return the tile of ``x @ weight.T``, for dense, packed and grouped weights.
+
+    Up to 16 tokens a product only reads its weights: 16 rows, narrow columns, so that a layer
+    of 4,096 rows makes 128 programs, and deep tiles for long runs of memory. From there on the
+    tile grows with what there is to reuse. Batch-invariant products take one tile for all.
+
+    Args:
+        target: One of `ARCHITECTURES`.
+        num_tokens: Rows of `x`.
+        item_size: Bytes of a number of `x`.
+        batch_invariant: Whether a row's bits may not depend on the number of rows.
+    """
+    if item_size == 4:
+        return Tile(16, 32, 32, 4, 1)
+    stages = {"sm_80": 3, "sm_90": 4, "gfx942": 2}[target]
+    if num_tokens <= 16 and not batch_invariant:
+        return Tile(16, 32, 128, 4, stages)
+    if num_tokens <= 64 or batch_invariant:
+        return Tile(64, 64, 64, 4, stages)
+    if target == "gfx942":
+        return Tile(128, 128, 32, 8, stages)
+    return Tile(128, 128, 64, 8, 3)
