@@ -267,6 +267,33 @@ hmax = operation(f32, (f32x8,), lambda b, x: reduce(b, x, lambda y, z: _larger(b
 first_lane = operation(f32, (f32x8,), lambda b, x: b.extract_element(x, I32(0)))
 
 
+to_scalar_f32 = operation(f32, (i64,), lambda b, x: b.sitofp(x, F32))
+"""An int as a float32: what Python's own conversion would make a float64."""
+
+
+def _store_first(builder: Any, where: Any, value: Any, count: Any) -> None:
+    lanes = constant(I32, 8, range(8))
+    mask = builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, I32), 8))
+    pointer = builder.inttoptr(where, value.type.as_pointer())
+    name, void = "llvm.masked.store.v8f32.p0", ir.VoidType()
+    call(builder, name, void, value, pointer, I32(1), mask)
+
+
+def _load_first(builder: Any, where: Any, count: Any) -> Any:
+    lanes = constant(I32, 8, range(8))
+    mask = builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, I32), 8))
+    pointer = builder.inttoptr(where, f32x8.ir.as_pointer())
+    zeros = constant(F32, 8, 0.0)
+    return call(builder, "llvm.masked.load.v8f32.p0", f32x8.ir, pointer, I32(1), mask, zeros)
+
+
+load_first = operation(f32x8, (address, i64), _load_first)
+"""Load the first `count` lanes only; the others are zero."""
+
+store_first = operation(types.void, (address, f32x8, i64), _store_first)
+"""Store the first `count` lanes only."""
+
+
 def _first_lanes(builder: Any, value: Any, count: Any) -> Any:
     lanes = constant(I32, 8, range(8))
     kept = builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, I32), 8))
@@ -442,23 +469,33 @@ def emit_dot_unsigned(builder: Any, weights: Sequence[Any], where: Any, pairs_th
     return total
 
 
-def emit_dot_signed(builder: Any, weights: Sequence[Any], where: Any) -> Any:
-    """Dot product of int8 weights and int8 activations (not below -127)."""
-    total = None
+def emit_dot_signed(
+    builder: Any, weights: Sequence[Any], where: Any, pairs_that_fit: int = 1
+) -> Any:
+    """Dot product of int8 weights and int8 activations (not below -127).
+
+    `pairs_that_fit` is like that of `emit_dot_unsigned`: 1 for weights from -128, 4 from -32.
+    """
+    total = constant(I32, 8, 0) if LOWERING == "vnni" else None
+    pairs = None
     for i, weight in enumerate(weights):
         activation = broadcast_bytes(builder, at(builder, where, 4 * i))
         if LOWERING == "generic":
             part = dot_generic(builder, weight, activation, first_signed=True)
-        else:
-            # |w| * (a with the sign of w): 128 * 127 * 2 still fits an i16.
-            size = call(builder, "llvm.abs.v32i8", i8x32.ir, weight, I1(0))
-            signed = call(builder, "llvm.x86.avx2.psign.b", i8x32.ir, activation, weight)
-            if LOWERING == "vnni":
-                previous = constant(I32, 8, 0) if total is None else total
-                total = dot_vnni(builder, previous, size, signed)
-                continue
-            part = add_pairs(builder, multiply_pairs(builder, size, signed))
-        total = part if total is None else builder.add(total, part)
+            total = part if total is None else builder.add(total, part)
+            continue
+        # |w| * (a with the sign of w): 128 * 127 * 2 still fits an i16.
+        size = call(builder, "llvm.abs.v32i8", i8x32.ir, weight, I1(0))
+        signed = call(builder, "llvm.x86.avx2.psign.b", i8x32.ir, activation, weight)
+        if LOWERING == "vnni":
+            total = dot_vnni(builder, total, size, signed)
+            continue
+        product = multiply_pairs(builder, size, signed)
+        pairs = product if pairs is None else builder.add(pairs, product)
+        if (i + 1) % pairs_that_fit == 0:
+            part = add_pairs(builder, pairs)
+            total = part if total is None else builder.add(total, part)
+            pairs = None
     return total
 
 
@@ -478,10 +515,54 @@ def emit_bytes(builder: Any, where: Any) -> list[Any]:
     return [load(builder, at(builder, where, 32 * i), i8x32.ir) for i in range(8)]
 
 
+def emit_fives(builder: Any, where: Any) -> list[Any]:
+    """Unpack 128 bytes of nibbles and 32 of fifth bits: bit i of each belongs to vector i."""
+    fifths = load(builder, at(builder, where, 128), i8x32.ir)
+    vectors = []
+    for i, nibbles in enumerate(emit_nibbles(builder, where)):
+        bit = builder.and_(builder.lshr(fifths, constant(I8, 32, i)), constant(I8, 32, 1))
+        vectors.append(builder.or_(nibbles, builder.shl(bit, constant(I8, 32, 4))))
+    return vectors
+
+
+def emit_sixes(builder: Any, where: Any) -> list[Any]:
+    """Unpack 128 bytes of nibbles and 64 of upper pairs of bits, and subtract 32."""
+    vectors = []
+    for i, nibbles in enumerate(emit_nibbles(builder, where)):
+        pairs = load(builder, at(builder, where, 128 + 32 * (i // 4)), i8x32.ir)
+        pair = builder.and_(builder.lshr(pairs, constant(I8, 32, 2 * (i % 4))), constant(I8, 32, 3))
+        value = builder.or_(nibbles, builder.shl(pair, constant(I8, 32, 4)))
+        vectors.append(builder.sub(value, constant(I8, 32, 32)))
+    return vectors
+
+
+def emit_dot_sixes(builder: Any, where: Any, scales: Any, activations: Any) -> Any:
+    """Two dot products of 16, each times its int8 scale (8 bytes for 8 rows)."""
+    vectors = emit_sixes(builder, where)
+    total = None
+    for half in range(2):
+        raw = load(builder, at(builder, scales, 8 * half), ir.VectorType(I8, 8))
+        scale = builder.sext(raw, i32x8.ir)
+        dot = emit_dot_signed(
+            builder, vectors[4 * half : 4 * half + 4], at(builder, activations, 16 * half), 4
+        )
+        part = builder.mul(dot, scale)
+        total = part if total is None else builder.add(total, part)
+    return total
+
+
 dot_nibbles = operation(
     i32x8, (address, address), lambda b, w, a: emit_dot_unsigned(b, emit_nibbles(b, w), a, 8)
 )
 """Dot products of 8 rows of 32 4-bit weights (128 bytes) and 32 activations."""
+
+dot_fives = operation(
+    i32x8, (address, address), lambda b, w, a: emit_dot_unsigned(b, emit_fives(b, w), a, 4)
+)
+"""Like `dot_nibbles`, of 5-bit weights (160 bytes)."""
+
+dot_sixes = operation(i32x8, (address, address, address), emit_dot_sixes)
+"""Like `dot_nibbles`, of 6-bit weights less 32 (192 bytes), each half times its scale."""
 
 dot_bytes = operation(
     i32x8, (address, address), lambda b, w, a: emit_dot_signed(b, emit_bytes(b, w), a)
