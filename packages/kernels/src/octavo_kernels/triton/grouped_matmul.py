@@ -36,6 +36,8 @@ def grouped_matmul(
         ``[num_tokens, out_features]``, of the type of `x`.
     """
     rows = with_dense_rows(x.reshape(-1, x.shape[-1]))
+    if weight.input_order is not None:
+        rows = rows[:, weight.input_order]
     num_tokens, out_features = len(rows), weight.out_features
     output = torch.empty((*x.shape[:-1], out_features), dtype=x.dtype, device=x.device)
     if num_tokens == 0:
@@ -46,10 +48,7 @@ def grouped_matmul(
         kind = NIBBLES.value
     elif codes.dtype == torch.float8_e4m3fn and not tiles.has_fp8_e4m3():
         kind, codes = E4M3_BITS.value, codes.view(torch.uint8)
-    # Whole groups in a tile, or whole tiles in a group.
-    depth = tile.depth if weight.group_size % tile.depth == 0 else max(tile.depth, 32)
-    if depth % weight.group_size and weight.group_size % depth:
-        depth = weight.group_size & -weight.group_size
+    depth = _depth(tile.depth, weight.group_size)
     grid = (-(-num_tokens // tile.rows), -(-out_features // tile.columns))
     with on_device_of(x):
         _matmul[grid](
@@ -65,6 +64,14 @@ def grouped_matmul(
             **tile.options,
         )
     return output
+
+
+def _depth(depth: int, group_size: int) -> int:
+    """Return the depth of a tile that holds whole groups, or lies within one."""
+    if group_size >= depth:
+        while group_size % depth:
+            depth //= 2
+    return max(depth, 16)
 
 
 @triton.jit

@@ -1,9 +1,9 @@
-"""Weights of few bits with a scale for each group of neighbours, as the Triton kernels take them.
+"""Quantized weights as the Triton kernels take them.
 
-GGUF's Q4_0, Q4_1 and Q8_0, GPTQ, AWQ and float8 all say the same: a weight is
-``(code - zero) * scale + minimum``. One layout for all of them makes one kernel for all of
-them. Codes, scales and minima lie in arrays of their own, each row of the output in one run, so
-that loads are aligned; nothing is rounded in the conversion, and it takes the bytes of the file.
+GGUF's types, GPTQ, AWQ and float8 all say the same: a weight is ``(code - zero) * scale +
+minimum``, where neighbours share scale, zero and minimum. One layout for all of them makes one
+kernel for all of them. Codes, scales and minima lie in arrays of their own, and each row of the
+output in one run, so that loads are aligned and wide.
 """
 
 from __future__ import annotations
@@ -13,22 +13,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# AWQ's order of the 8 columns in an int32, lowest bits first.
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+from octavo_kernels.interleave import separate
+from octavo_kernels.packed_weight import PackedWeight
+from octavo_kernels.weight_fields import WeightFields
+
+GROUPED_KINDS = ("q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k", "u4z", "e4m3")
+"""Kinds of `octavo_kernels.packed_weight.WEIGHT_KINDS` that `group_weight` takes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupedWeight:
     """A matrix of ``[out_features, in_features]``.
 
     Attributes:
-        codes: ``[out_features, in_features / 2]`` uint8, weight ``2 j`` in the low half of byte
+        codes: ``[out_features, in_features / 2]`` uint8, input ``2 j`` in the low half of byte
             ``j``; or ``[out_features, in_features]`` int8 or float8_e4m3fn.
-        scales: ``[out_features, in_features / group_size]`` floating point.
-        zeros: Like `scales`, uint8, subtracted from the codes; none for `zero`.
-        minima: Like `scales`, added to the scaled codes; none for 0.
-        group_size: Weights that share a scale.
+        scales: ``[out_features, in_features / group_size]`` float16 or float32.
+        zeros: Like `scales`, uint8, subtracted from the codes; None for `zero`.
+        minima: Like `scales`, added to the scaled codes; None for 0.
+        group_size: Inputs that share a scale.
         zero: Subtracted from all codes where there are no `zeros`.
+        input_order: ``[in_features]`` int64, the input of each column, or None.
     """
 
     codes: Tensor
@@ -37,6 +42,7 @@ class GroupedWeight:
     minima: Tensor | None
     group_size: int
     zero: int = 0
+    input_order: Tensor | None = None
 
     @property
     def out_features(self) -> int:
@@ -48,96 +54,88 @@ class GroupedWeight:
         """Columns of the matrix."""
         return self.codes.shape[1] * (2 if self.codes.dtype == torch.uint8 else 1)
 
-    def dequantize(self) -> Tensor:
-        """Return ``[out_features, in_features]`` float32."""
-        codes = self.codes
-        if codes.dtype == torch.uint8:
-            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
-        groups = codes.float().unflatten(1, (-1, self.group_size))
-        groups = groups - (self.zero if self.zeros is None else self.zeros.float().unsqueeze(-1))
-        groups = groups * self.scales.float().unsqueeze(-1)
-        if self.minima is not None:
-            groups = groups + self.minima.float().unsqueeze(-1)
-        return groups.flatten(1)
 
+def group_weight(weight: PackedWeight) -> GroupedWeight:
+    """Lay out a packed weight for GPUs, once, when a model is loaded.
 
-def group_gguf(raw: Tensor, kind: str, shape: tuple[int, int]) -> GroupedWeight:
-    """Lay out a tensor of a GGUF file.
+    Nothing is rounded. Q8_0, Q4_0, Q4_1, GPTQ, AWQ and float8 keep their size; the K types
+    grow, since the products of their nested scales are kept as float32: Q4_K from 4.5 to 6 bits
+    a weight, Q5_K from 5.5 to 10, Q6_K from 6.6 to 10.
 
     Args:
-        raw: ``[num_bytes]`` uint8, as it lies in the file.
-        kind: Q8_0, Q4_0 or Q4_1.
-        shape: ``(out_features, in_features)``.
+        weight: Of one of `GROUPED_KINDS`.
 
     Raises:
-        ValueError: The kind is another, or the bytes don't fill the shape.
+        ValueError: The kind is another.
     """
-    block_bytes = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}.get(kind)
-    if block_bytes is None:
-        raise ValueError(f"tensor type {kind} has no grouped layout; Q8_0, Q4_0 and Q4_1 have")
-    out_features, in_features = shape
-    if in_features % 32 or raw.numel() != out_features * in_features // 32 * block_bytes:
-        raise ValueError(f"{raw.numel()} bytes of {kind} do not fill the shape {list(shape)}")
-    blocks = raw.view(out_features, in_features // 32, block_bytes)
-
-    def halves(offset: int) -> Tensor:
-        two_bytes = blocks[..., offset : offset + 2].contiguous()
-        return two_bytes.view(torch.float16).squeeze(-1)
-
-    if kind == "Q8_0":
-        codes = blocks[..., 2:].contiguous().view(torch.int8).flatten(1)
-        return GroupedWeight(codes, halves(0), None, None, 32)
-    packed = blocks[..., -16:]
-    codes = torch.cat([packed & 15, packed >> 4], -1).flatten(1)
-    minima = halves(2) if kind == "Q4_1" else None
-    zero = 8 if kind == "Q4_0" else 0
-    return GroupedWeight(_pack(codes), halves(0), None, minima, 32, zero)
-
-
-def group_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
-    """Lay out 4-bit weights of GPTQ (Frantar et al. 2022, arXiv 2210.17323).
-
-    Args:
-        qweight: ``[in_features / 8, out_features]`` int32, the first of 8 in the lowest bits.
-        qzeros: ``[num_groups, out_features / 8]`` int32, one less than the zero.
-        scales: ``[num_groups, out_features]``. Groups follow each other (no act-order).
-    """
-    codes = _nibbles(qweight.T.contiguous(), range(8))
-    zeros = (_nibbles(qzeros, range(8)) + 1).T.contiguous()
-    group_size = qweight.shape[0] * 8 // scales.shape[0]
-    return GroupedWeight(_pack(codes), scales.T.contiguous(), zeros, None, group_size)
+    if weight.kind not in GROUPED_KINDS:
+        raise ValueError(f"weights of {weight.kind} have no groups; {GROUPED_KINDS} have")
+    if weight.kind == "e4m3":
+        return _group_fp8(weight)
+    fields = separate(weight.data, weight.kind, weight.scales, weight.shape[1])
+    scales, zeros, minima = _scales_of(fields, weight.kind)
+    num_rows, inputs = weight.shape
+    group_size = inputs // scales.shape[1]
+    if weight.kind == "u4z":
+        group_size *= (merged := _equal_run(scales, zeros))
+        scales, zeros = scales[:, ::merged], zeros if zeros is None else zeros[:, ::merged]
+    codes = fields.values[:num_rows]
+    codes = codes.to(torch.int8) if weight.kind in ("q8_0", "q5_k", "q6_k") else _pack(codes)
+    rest = [x if x is None else x[:num_rows].contiguous() for x in (scales, zeros, minima)]
+    assert rest[0] is not None
+    zero = 8 if weight.kind == "q4_0" else 0
+    return GroupedWeight(
+        codes.contiguous(), rest[0], rest[1], rest[2], group_size, zero, weight.input_order
+    )
 
 
-def group_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
-    """Lay out 4-bit weights of AWQ (Lin et al. 2023, arXiv 2306.00978).
-
-    Args:
-        qweight: ``[in_features, out_features / 8]`` int32, columns in AWQ's order.
-        qzeros: ``[num_groups, out_features / 8]`` int32, likewise.
-        scales: ``[num_groups, out_features]``.
-    """
-    places = sorted(range(8), key=_AWQ_ORDER.__getitem__)
-    codes = _nibbles(qweight, places).T.contiguous()
-    zeros = _nibbles(qzeros, places).T.contiguous()
-    group_size = qweight.shape[0] // scales.shape[0]
-    return GroupedWeight(_pack(codes), scales.T.contiguous(), zeros, None, group_size)
-
-
-def group_fp8(weight: Tensor, scales: Tensor) -> GroupedWeight:
-    """Lay out float8 weights with a scale for each row.
-
-    Args:
-        weight: ``[out_features, in_features]`` float8_e4m3fn.
-        scales: ``[out_features, 1]``, or ``[1]`` for the whole matrix.
-    """
-    scales = scales.reshape(-1, 1).expand(weight.shape[0], 1).contiguous()
-    return GroupedWeight(weight.contiguous(), scales, None, None, weight.shape[1])
+def _scales_of(fields: WeightFields, kind: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return scales, zeros and minima, ``[rows, groups]`` each or None."""
+    if kind in ("q8_0", "q4_0"):
+        return fields.scales, None, None
+    if kind == "u4z":
+        assert fields.minimums is not None
+        return fields.scales, fields.minimums.to(torch.uint8), None
+    if kind == "q4_1":
+        return fields.scales, None, fields.minimums
+    assert fields.sub_scales is not None
+    repeats = fields.sub_scales.shape[1] // fields.scales.shape[1]
+    scales = _repeat(fields.scales, repeats) * fields.sub_scales.float()
+    if fields.sub_minimums is None:
+        return scales, None, None
+    assert fields.minimums is not None
+    return scales, None, -_repeat(fields.minimums, repeats) * fields.sub_minimums.float()
 
 
-def _nibbles(words: Tensor, places: object) -> Tensor:
-    """Unpack ``[rows, columns]`` int32 to ``[rows, 8 * columns]`` uint8, from the given places."""
-    shifts = torch.tensor([4 * place for place in places], device=words.device)  # type: ignore[attr-defined]
-    return (words.unsqueeze(-1) >> shifts & 15).to(torch.uint8).flatten(1)
+def _repeat(of_blocks: Tensor, repeats: int) -> Tensor:
+    return of_blocks.float().repeat_interleave(repeats, dim=1)
+
+
+def _equal_run(scales: Tensor, zeros: Tensor | None) -> int:
+    """Return how many groups of 32 can be one: GPTQ and AWQ come in groups of 128 mostly."""
+    for run in (4, 2):
+        parts = [x.unflatten(1, (-1, run)) for x in (scales, zeros) if x is not None
+                 if x.shape[1] % run == 0]
+        if parts and all(bool((part == part[..., :1]).all()) for part in parts):
+            return run
+    return 1
+
+
+def _group_fp8(weight: PackedWeight) -> GroupedWeight:
+    """Undo the interleaving of 16 rows of float8, and of their scales."""
+    num_rows, inputs = weight.shape
+    assert weight.scales is not None
+    panels = weight.data.view(len(weight.data), inputs, -1)  # [num_panels, in_features, 16]
+    codes = panels.transpose(1, 2).reshape(-1, inputs)[:num_rows]
+    scales = weight.scales.transpose(1, 2).reshape(-1, weight.scales.shape[1])[:num_rows]
+    return GroupedWeight(
+        codes.contiguous().view(torch.float8_e4m3fn),
+        scales.contiguous(),
+        None,
+        None,
+        weight.scale_block or inputs,
+        input_order=weight.input_order,
+    )
 
 
 def _pack(codes: Tensor) -> Tensor:
