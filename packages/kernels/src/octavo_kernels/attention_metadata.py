@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,6 +54,11 @@ class AttentionMetadata:
     host_query_start_loc: Sequence[int]
     host_seq_lens: Sequence[int]
     block_size: int
+
+    @cached_property
+    def plans(self) -> dict[Hashable, object]:
+        """What kernels work out of this batch once for all layers, by a key of their own."""
+        return {}
 
     def query_len(self, row: int) -> int:
         """Tokens that this step computes for one request."""

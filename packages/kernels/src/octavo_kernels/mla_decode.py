@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata
-from octavo_kernels.paged_attention import AttentionOptions, paged_attention_reference
+from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.paged_attention import (
+    AttentionOptions,
+    attend_on_cpu,
+    fits_cpu_kernel,
+    paged_attention_reference,
+)
 
 
 def mla_decode(
@@ -38,6 +44,10 @@ def mla_decode(
         ValueError: Shapes or types don't fit.
     """
     _check(query, latent_cache, kv_lora_rank)
+    keys = latent_cache.unsqueeze(1)  # [num_blocks, 1, block_size, kv_lora_rank + rope_dim]
+    values = keys[..., :kv_lora_rank]
+    if use_cpu(query, latent_cache) and fits_cpu_kernel(keys, values):
+        return attend_on_cpu(query, keys, values, metadata, AttentionOptions(scale))
     return mla_decode_reference(query, latent_cache, metadata, scale, kv_lora_rank)
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata, DecodeGroup
+from octavo_kernels.attention_problem import AttentionProblem, attend
+from octavo_kernels.dispatch import use_cpu
 from octavo_kernels.kv_quantization import check_kv_cache, dequantize_kv
 
 # Query tokens of one call in a prefill of the twin. Bounds the mask to 256 rows, and skips most
@@ -91,7 +93,38 @@ def paged_attention(
     check_kv_cache(key_cache, value_cache, key_scale, value_scale)
     check_attention(query, key_cache, window, soft_cap, sinks)
     options = AttentionOptions(scale, window, soft_cap, sinks, key_scale, value_scale)
+    if use_cpu(query, key_cache) and fits_cpu_kernel(key_cache, value_cache):
+        return attend_on_cpu(query, key_cache, value_cache, metadata, options)
     return paged_attention_reference(query, key_cache, value_cache, metadata, options)
+
+
+def fits_cpu_kernel(key_cache: Tensor, value_cache: Tensor) -> bool:
+    """Whether heads and blocks are multiples of 8, as the CPU kernels read them."""
+    return not (key_cache.shape[-1] % 8 or value_cache.shape[-1] % 8 or key_cache.shape[2] % 8)
+
+
+def attend_on_cpu(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    options: AttentionOptions,
+) -> Tensor:
+    """Do the same with the compiled kernels, in float32."""
+    problem = AttentionProblem(
+        query.float().contiguous(),
+        key_cache,
+        value_cache,
+        metadata,
+        options.scale,
+        window=options.window,
+        soft_cap=options.soft_cap,
+        sinks=None if options.sinks is None else options.sinks.float().contiguous(),
+        key_scale=options.key_scale,
+        value_scale=options.value_scale,
+    )
+    attend[key_cache.dtype](problem.address)
+    return problem.output.to(query.dtype)
 
 
 def check_attention(

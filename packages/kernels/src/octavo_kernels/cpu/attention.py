@@ -1,0 +1,647 @@
+"""Paged attention with an online softmax.
+
+Positions are taken in tiles of `TILE`, counted from the start of the sequence, and tiles in
+segments of `SEGMENT`. A segment is one online softmax (Milakov and Gimelshein 2018, arXiv
+1805.02867; Dao et al. 2022, arXiv 2205.14135) from its first tile to its last; segments are
+merged in order. All of that depends on a query's position only, so its result is the same bit
+for bit in a decode step, in a prompt cut into any pieces, and on any number of threads: who
+computes a segment, and beside which other queries, changes nothing.
+
+A *unit* is what one thread computes at a time: some consecutive query tokens of one request,
+one KV head with all its query heads (*rows* are token by token, head by head), and some
+segments. Units of one segment write partial results, which are merged after a barrier; that
+is how one long request keeps several threads busy.
+"""
+
+from __future__ import annotations
+
+from octavo_kernels.cpu.attention_tiles import (
+    score_1,
+    score_2,
+    score_3,
+    weigh_1x1,
+    weigh_1x4,
+    weigh_2x4,
+    weigh_3x4,
+)
+from octavo_kernels.cpu.jit import inline, jit
+from octavo_kernels.cpu.kv_types import (
+    BF16,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    INT8,
+    item_bytes,
+    load_kv,
+)
+from octavo_kernels.cpu.lanes import keep_lanes, lowest
+from octavo_kernels.cpu.simd import (
+    add,
+    div,
+    exp,
+    first_lane,
+    fma,
+    hmax,
+    hsum,
+    load_f32,
+    load_f32x8,
+    load_i32,
+    load_i64,
+    maximum,
+    mul,
+    prefetch,
+    splat_f32,
+    store_f32,
+    store_f32x8,
+    store_i64,
+    sub,
+    zero_f32x8,
+)
+from octavo_kernels.cpu.team import barrier, next_chunk, rank
+
+TILE = 64
+"""Positions of a tile: its keys and values of a head of 64 in float32 are 16 KiB each."""
+
+SEGMENT = 256
+"""Positions of a segment. Merging one costs as much as half a position; a context of 512 and
+three KV heads are six units for two threads."""
+
+# Byte offsets of a problem's words of 8 bytes; `octavo_kernels.attention_problem` fills them.
+QUERY, KEYS, VALUES, OUTPUT, KEY_SCALE, VALUE_SCALE, SINKS = range(0, 56, 8)
+QUERY_START_LOC, SEQ_LENS, BLOCK_TABLES, UNITS, SCRATCH, PARTIALS = range(56, 104, 8)
+NUM_UNITS, NUM_REQUESTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM = range(104, 152, 8)
+BLOCK_SIZE, TABLE_STRIDE, VALUE_STRIDE, WINDOW, MAX_ROWS = range(152, 192, 8)
+SCALE, SOFT_CAP, IS_SPLIT, SCRATCH_BYTES = range(192, 224, 8)
+
+# And of a unit's.
+ROW, FIRST_TOKEN, NUM_TOKENS, POSITION, KV_HEAD, FIRST_SEGMENT, LAST_SEGMENT, TASK = range(0, 64, 8)
+UNIT_BYTES = 64
+
+GATHERED_ROWS = 8
+"""More rows than this read a tile's keys and values from a float32 copy: the conversion is paid
+once, and blocks become one run."""
+
+LINE = 64
+"""Bytes of a cache line."""
+
+EMPTY_MAXIMUM = -3.0e38
+"""Maximum of no scores: finite, so that its difference to itself is 0 and not NaN."""
+
+
+@inline
+def _word(problem: int, offset: int) -> int:
+    return load_i64(problem + offset)
+
+
+@inline
+def _exp(x: float) -> float:
+    return first_lane(exp(splat_f32(x)))
+
+
+# ---- the plan -----------------------------------------------------------------------------
+
+
+@jit
+def plan(_thread: int, problem: int) -> None:
+    """Write the units of a step: the same for all layers of one kind of attention.
+
+    Late tokens of a prompt come first: they have most to do, and what is left for the end is
+    small. `UNITS` has room for all of them.
+    """
+    group = _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
+    tokens = max(_word(problem, MAX_ROWS) // group, 1)
+    window = _word(problem, WINDOW)
+    starts, lengths = _word(problem, QUERY_START_LOC), _word(problem, SEQ_LENS)
+    split = _word(problem, IS_SPLIT)
+    num_rows = _word(problem, NUM_REQUESTS)
+    unit, task = _word(problem, UNITS), 0
+    for row in range(num_rows):
+        start, end = load_i32(starts + 4 * row), load_i32(starts + 4 * row + 4)
+        before = load_i32(lengths + 4 * row) - (end - start)  # position of the first token
+        for tile in range((end - start + tokens - 1) // tokens - 1, -1, -1):
+            first = start + tile * tokens
+            count = min(tokens, end - first)
+            position = before + tile * tokens
+            first_segment = max(position - window + 1, 0) // SEGMENT
+            last_segment = (position + count - 1) // SEGMENT + 1
+            step = 1 if split else last_segment - first_segment
+            for head in range(_word(problem, NUM_KV_HEADS)):
+                for segment in range(first_segment, last_segment, step):
+                    store_i64(unit + ROW, row)
+                    store_i64(unit + FIRST_TOKEN, first)
+                    store_i64(unit + NUM_TOKENS, count)
+                    store_i64(unit + POSITION, position)
+                    store_i64(unit + KV_HEAD, head)
+                    store_i64(unit + FIRST_SEGMENT, segment)
+                    store_i64(unit + LAST_SEGMENT, segment + step)
+                    store_i64(unit + TASK, task)
+                    unit += UNIT_BYTES
+                task += 1
+    store_i64(problem + NUM_UNITS, (unit - _word(problem, UNITS)) // UNIT_BYTES)
+
+
+# ---- states: maximum and sum of each row, and the weighted sum of its values ---------------
+
+
+@inline
+def _state_bytes(problem: int) -> int:
+    return _word(problem, MAX_ROWS) * (_word(problem, VALUE_DIM) + 2) * 4
+
+
+@inline
+def _maxima(problem: int, state: int) -> int:
+    return state + _word(problem, MAX_ROWS) * _word(problem, VALUE_DIM) * 4
+
+
+@inline
+def _totals(problem: int, state: int) -> int:
+    return _maxima(problem, state) + _word(problem, MAX_ROWS) * 4
+
+
+@jit
+def _clear(problem: int, state: int, rows: int) -> None:
+    maxima, totals = _maxima(problem, state), _totals(problem, state)
+    for row in range(rows):
+        store_f32(maxima + 4 * row, EMPTY_MAXIMUM)
+        store_f32(totals + 4 * row, 0.0)
+    for i in range(rows * _word(problem, VALUE_DIM) // 8):
+        store_f32x8(state + 32 * i, zero_f32x8())
+
+
+@jit
+def _rescale(values: int, factor: float, dim: int) -> None:
+    factors = splat_f32(factor)
+    for i in range(dim // 8):
+        store_f32x8(values + 32 * i, mul(load_f32x8(values + 32 * i), factors))
+
+
+@jit
+def _merge(problem: int, into: int, state: int, rows: int) -> None:
+    """Add a segment's state to that of the segments before it."""
+    dim = _word(problem, VALUE_DIM)
+    for row in range(rows):
+        maximum_at, total_at = _maxima(problem, into) + 4 * row, _totals(problem, into) + 4 * row
+        mine, other = load_f32(maximum_at), load_f32(_maxima(problem, state) + 4 * row)
+        larger = other if other > mine else mine
+        keep, take = _exp(mine - larger), _exp(other - larger)
+        other_total = load_f32(_totals(problem, state) + 4 * row)
+        store_f32(maximum_at, larger)
+        store_f32(total_at, load_f32(total_at) * keep + other_total * take)
+        keeps, takes = splat_f32(keep), splat_f32(take)
+        for i in range(dim // 8):
+            at = row * dim * 4 + 32 * i
+            kept = mul(load_f32x8(into + at), keeps)
+            store_f32x8(into + at, fma(load_f32x8(state + at), takes, kept))
+
+
+@jit
+def _finish(problem: int, unit: int, state: int) -> None:
+    """Divide by the sums, and write the unit's rows of the output."""
+    dim, num_heads = _word(problem, VALUE_DIM), _word(problem, NUM_HEADS)
+    group = num_heads // _word(problem, NUM_KV_HEADS)
+    first_head = _word(unit, KV_HEAD) * group
+    sinks = _word(problem, SINKS)
+    for row in range(_word(unit, NUM_TOKENS) * group):
+        head = first_head + row % group
+        total = load_f32(_totals(problem, state) + 4 * row)
+        factor = 1.0 / total
+        if sinks:
+            highest, sink = load_f32(_maxima(problem, state) + 4 * row), load_f32(sinks + 4 * head)
+            larger = sink if sink > highest else highest
+            keep = _exp(highest - larger)
+            factor = keep / (total * keep + _exp(sink - larger))
+        token = _word(unit, FIRST_TOKEN) + row // group
+        output = _word(problem, OUTPUT) + (token * num_heads + head) * dim * 4
+        factors = splat_f32(factor)
+        for i in range(dim // 8):
+            values = load_f32x8(state + row * dim * 4 + 32 * i)
+            store_f32x8(output + 32 * i, mul(values, factors))
+
+
+# ---- one tile of positions ----------------------------------------------------------------
+
+
+@jit
+def _score_keys(
+    query: int,
+    query_step: int,
+    key: int,
+    key_step: int,
+    num_vectors: int,
+    scores: int,
+    count: int,
+    rows: int,
+    kind: int,
+) -> None:
+    """Score all rows against `count` keys, four at a time."""
+    row = 0
+    while row < rows:
+        step = min(rows - row, 3)
+        q, s = query + row * query_step, scores + row * TILE * 4
+        for i in range(0, count, 4):
+            k = key + i * key_step
+            if step == 3:
+                score_3(q, query_step, k, key_step, num_vectors, s + 4 * i, TILE * 4, kind)
+            elif step == 2:
+                score_2(q, query_step, k, key_step, num_vectors, s + 4 * i, TILE * 4, kind)
+            else:
+                score_1(q, query_step, k, key_step, num_vectors, s + 4 * i, TILE * 4, kind)
+        row += step
+
+
+@jit
+def _weigh_values(
+    weights: int,
+    value: int,
+    value_stride: int,
+    count: int,
+    output: int,
+    dim: int,
+    rows: int,
+    kind: int,
+) -> None:
+    """Add `count` weighted values to all rows, 32 components at a time."""
+    column = 0
+    while column + 32 <= dim:
+        at, values = output + column * 4, value + column * item_bytes(kind)
+        row = 0
+        while row + 3 <= rows:
+            weigh_3x4(
+                weights + row * TILE * 4,
+                TILE * 4,
+                values,
+                value_stride,
+                count,
+                at + row * dim * 4,
+                dim * 4,
+                kind,
+            )
+            row += 3
+        if row + 2 <= rows:
+            weigh_2x4(
+                weights + row * TILE * 4,
+                TILE * 4,
+                values,
+                value_stride,
+                count,
+                at + row * dim * 4,
+                dim * 4,
+                kind,
+            )
+            row += 2
+        if row < rows:
+            weigh_1x4(
+                weights + row * TILE * 4,
+                TILE * 4,
+                values,
+                value_stride,
+                count,
+                at + row * dim * 4,
+                dim * 4,
+                kind,
+            )
+        column += 32
+    while column < dim:
+        for row in range(rows):
+            weigh_1x1(
+                weights + row * TILE * 4,
+                TILE * 4,
+                value + column * item_bytes(kind),
+                value_stride,
+                count,
+                output + (row * dim + column) * 4,
+                dim * 4,
+                kind,
+            )
+        column += 8
+
+
+@inline
+def _slot(problem: int, unit: int, position: int, offset: int) -> int:
+    """Number of a position's slot, counted over blocks and heads, given its offset in the block."""
+    block_size = _word(problem, BLOCK_SIZE)
+    table = _word(problem, BLOCK_TABLES) + _word(unit, ROW) * _word(problem, TABLE_STRIDE) * 4
+    block = load_i32(table + (position - offset) // block_size * 4)
+    head = block * _word(problem, NUM_KV_HEADS) + _word(unit, KV_HEAD)
+    return head * block_size + offset
+
+
+@jit
+def _copy_rows(
+    source: int, source_stride: int, target: int, rows: int, dim: int, kind: int
+) -> None:
+    """Convert rows of a cache to float32 rows side by side."""
+    for row in range(rows):
+        for i in range(dim // 8):
+            numbers = load_kv(source + row * source_stride + 8 * i * item_bytes(kind), kind)
+            store_f32x8(target + (row * dim + 8 * i) * 4, numbers)
+
+
+@jit
+def _copy_tile(problem: int, unit: int, first: int, last: int, copies: int, kind: int) -> None:
+    """Convert keys and values of some positions of a tile to float32."""
+    dim, value_dim = _word(problem, HEAD_DIM), _word(problem, VALUE_DIM)
+    key_step = dim * item_bytes(kind)
+    value_step = _word(problem, VALUE_STRIDE) * item_bytes(kind)
+    position = first
+    while position < last:
+        offset = position % _word(problem, BLOCK_SIZE)
+        slot = _slot(problem, unit, position, offset)
+        count = min(_word(problem, BLOCK_SIZE) - offset, last - position)
+        row = position % TILE
+        keys, values = _word(problem, KEYS), _word(problem, VALUES)
+        _copy_rows(keys + slot * key_step, key_step, copies + row * dim * 4, count, dim, kind)
+        target = copies + (TILE * dim + row * value_dim) * 4
+        _copy_rows(values + slot * value_step, value_step, target, count, value_dim, kind)
+        position += count
+
+
+@jit
+def _copy_scales(problem: int, unit: int, scales: int, first: int, last: int, copies: int) -> None:
+    """Bring the scales of some positions of a tile together."""
+    for position in range(first, last, 8):
+        slot = _slot(problem, unit, position, position % _word(problem, BLOCK_SIZE))
+        store_f32x8(copies + position % TILE * 4, load_f32x8(scales + slot * 4))
+
+
+@jit
+def _score_tile(
+    problem: int, unit: int, first: int, last: int, rows: int, query: int, scores: int, kind: int
+) -> None:
+    """Score all rows against the keys of some positions, where these lie in the cache."""
+    dim, size = _word(problem, HEAD_DIM), item_bytes(kind)
+    key_step, value_step = dim * size, _word(problem, VALUE_STRIDE) * size
+    value_bytes = _word(problem, VALUE_DIM) * size
+    position = first
+    while position < last:
+        offset = position % _word(problem, BLOCK_SIZE)
+        slot = _slot(problem, unit, position, offset)
+        count = min(_word(problem, BLOCK_SIZE) - offset, last - position)
+        key = _word(problem, KEYS) + slot * key_step
+        # The values are read when all scores are there: from memory by then, if asked now.
+        value = _word(problem, VALUES) + slot * value_step
+        for i in range(count):
+            for line in range(0, value_bytes, LINE):
+                prefetch(value + i * value_step + line)
+        _score_keys(
+            query, dim * 4, key, key_step, dim // 8, scores + position % TILE * 4, count, rows, kind
+        )
+        position += count
+
+
+@jit
+def _weigh_tile(
+    problem: int, unit: int, first: int, last: int, rows: int, weights: int, output: int, kind: int
+) -> None:
+    """Add the weighted values of some positions to all rows, where these lie in the cache."""
+    stride = _word(problem, VALUE_STRIDE) * item_bytes(kind)
+    position = first
+    while position < last:
+        offset = position % _word(problem, BLOCK_SIZE)
+        value = _word(problem, VALUES) + _slot(problem, unit, position, offset) * stride
+        count = min(_word(problem, BLOCK_SIZE) - offset, last - position)
+        _weigh_values(
+            weights + position % TILE * 4,
+            value,
+            stride,
+            count,
+            output,
+            _word(problem, VALUE_DIM),
+            rows,
+            kind,
+        )
+        position += count
+
+
+@jit
+def _soften(
+    problem: int, scores: int, first: int, last: int, state: int, row: int, scales: int
+) -> None:
+    """Turn a row's scores of the positions that it sees into weights, and bring its state along.
+
+    `first` and `last` count from the start of the tile; scales of values go into the weights.
+    """
+    scale, soft_cap = splat_f32(load_f32(problem + SCALE)), load_f32(problem + SOFT_CAP)
+    highest = lowest()
+    for at in range(first & ~7, last, 8):
+        score = load_f32x8(scores + 4 * at)
+        if scales:
+            score = mul(score, load_f32x8(scales + 4 * at))
+        score = mul(score, scale)
+        if soft_cap > 0:
+            score = _cap(score, soft_cap)
+        score = keep_lanes(score, first - at, last - at)
+        store_f32x8(scores + 4 * at, score)
+        highest = maximum(highest, score)
+    maximum_at, total_at = _maxima(problem, state) + 4 * row, _totals(problem, state) + 4 * row
+    before, after = load_f32(maximum_at), hmax(highest)
+    if before > after:
+        after = before
+    shift, total = splat_f32(after), zero_f32x8()
+    for at in range(first & ~7, last, 8):
+        weight = exp(sub(load_f32x8(scores + 4 * at), shift))
+        total = add(total, weight)
+        if scales:
+            weight = mul(weight, load_f32x8(scales + (TILE + at) * 4))
+        store_f32x8(scores + 4 * at, weight)
+    keep = _exp(before - after)
+    store_f32(maximum_at, after)
+    store_f32(total_at, load_f32(total_at) * keep + hsum(total))
+    if keep != 1.0:
+        dim = _word(problem, VALUE_DIM)
+        _rescale(state + row * dim * 4, keep, dim)
+
+
+@inline
+def _cap(score: object, soft_cap: float) -> object:
+    """``soft_cap * tanh(score / soft_cap)``, as 1 - 2 / (exp(2 x) + 1)."""
+    one, two = splat_f32(1.0), splat_f32(2.0)
+    doubled = mul(score, splat_f32(2.0 / soft_cap))
+    return mul(splat_f32(soft_cap), sub(one, div(two, add(exp(doubled), one))))
+
+
+@jit
+def _attend_tile(
+    problem: int, unit: int, tile: int, query: int, state: int, scratch: int, kind: int
+) -> None:
+    """Bring the state of a unit's rows over one tile of positions."""
+    window, position = _word(problem, WINDOW), _word(unit, POSITION)
+    num_tokens = _word(unit, NUM_TOKENS)
+    group = _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
+    dim, value_dim = _word(problem, HEAD_DIM), _word(problem, VALUE_DIM)
+    rows, last_position = num_tokens * group, position + num_tokens - 1
+    first, last = max(tile, position - window + 1), min(tile + TILE, last_position + 1)
+    if first >= last:
+        return
+    # Whole vectors of 8 positions are scored: of the same block, and dropped again.
+    whole_first, whole_last = first & ~7, (last + 7) & ~7
+    scores, scales, copies = scratch, 0, scratch + (_word(problem, MAX_ROWS) + 2) * TILE * 4
+    if _word(problem, KEY_SCALE):
+        scales = scratch + _word(problem, MAX_ROWS) * TILE * 4
+        _copy_scales(problem, unit, _word(problem, KEY_SCALE), whole_first, whole_last, scales)
+        _copy_scales(
+            problem, unit, _word(problem, VALUE_SCALE), whole_first, whole_last, scales + TILE * 4
+        )
+    gathered = rows > GATHERED_ROWS
+    if gathered:
+        _copy_tile(problem, unit, whole_first, whole_last, copies, kind)
+        at = whole_first - tile
+        _score_keys(
+            query,
+            dim * 4,
+            copies + at * dim * 4,
+            dim * 4,
+            dim // 8,
+            scores + at * 4,
+            whole_last - whole_first,
+            rows,
+            F32,
+        )
+    else:
+        _score_tile(problem, unit, whole_first, whole_last, rows, query, scores, kind)
+    for row in range(rows):
+        own = position + row // group
+        row_first, row_last = max(first, own - window + 1) - tile, min(last, own + 1) - tile
+        if row_first < row_last:
+            _soften(problem, scores + row * TILE * 4, row_first, row_last, state, row, scales)
+    # Rows of a token see the same positions; where all tokens do, all rows go together.
+    together = position + 1 >= last and last_position - window + 1 <= first
+    step = num_tokens if together else 1
+    for token in range(0, num_tokens, step):
+        own = position + token
+        token_first, token_last = max(first, own - window + 1), min(last, own + 1)
+        if together:
+            token_first, token_last = first, last
+        if token_first >= token_last:
+            continue
+        weights, output = scores + token * group * TILE * 4, state + token * group * value_dim * 4
+        if gathered:
+            at = token_first - tile
+            _weigh_values(
+                weights + at * 4,
+                copies + (TILE * dim + at * value_dim) * 4,
+                value_dim * 4,
+                token_last - token_first,
+                output,
+                value_dim,
+                step * group,
+                F32,
+            )
+        else:
+            _weigh_tile(problem, unit, token_first, token_last, step * group, weights, output, kind)
+
+
+# ---- units --------------------------------------------------------------------------------
+
+
+@jit
+def _copy_queries(problem: int, unit: int, copies: int) -> int:
+    """Return where the unit's rows lie one after the other: a single token's do already."""
+    num_heads, dim = _word(problem, NUM_HEADS), _word(problem, HEAD_DIM)
+    group = num_heads // _word(problem, NUM_KV_HEADS)
+    first_head = _word(unit, FIRST_TOKEN) * num_heads + _word(unit, KV_HEAD) * group
+    query = _word(problem, QUERY) + first_head * dim * 4
+    if _word(unit, NUM_TOKENS) == 1:
+        return query
+    for token in range(_word(unit, NUM_TOKENS)):
+        for i in range(group * dim // 8):
+            numbers = load_f32x8(query + token * num_heads * dim * 4 + 32 * i)
+            store_f32x8(copies + token * group * dim * 4 + 32 * i, numbers)
+    return copies
+
+
+@jit
+def _attend_unit(problem: int, index: int, scratch: int, kind: int) -> None:
+    unit = _word(problem, UNITS) + index * UNIT_BYTES
+    rows = _word(unit, NUM_TOKENS) * _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
+    merged = scratch
+    state = merged + _state_bytes(problem)
+    queries = state + _state_bytes(problem)
+    tiles = queries + _word(problem, MAX_ROWS) * _word(problem, HEAD_DIM) * 4
+    query = _copy_queries(problem, unit, queries)
+    first, last = _word(unit, FIRST_SEGMENT), _word(unit, LAST_SEGMENT)
+    split = _word(problem, IS_SPLIT)
+    if split:
+        state = _word(problem, PARTIALS) + index * _state_bytes(problem)
+    elif last - first > 1:
+        _clear(problem, merged, rows)
+    for segment in range(first, last):
+        _clear(problem, state, rows)
+        for tile in range(segment * SEGMENT, segment * SEGMENT + SEGMENT, TILE):
+            _attend_tile(problem, unit, tile, query, state, tiles, kind)
+        if last - first > 1:
+            _merge(problem, merged, state, rows)
+    if not split:
+        _finish(problem, unit, merged if last - first > 1 else state)
+
+
+@jit
+def _merge_task(problem: int, index: int, scratch: int) -> None:
+    """Merge the partial results of the task that begins with a unit, if one does."""
+    unit = _word(problem, UNITS) + index * UNIT_BYTES
+    task = _word(unit, TASK)
+    if index > 0 and _word(unit - UNIT_BYTES, TASK) == task:
+        return
+    rows = _word(unit, NUM_TOKENS) * _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
+    _clear(problem, scratch, rows)
+    at = index
+    while at < _word(problem, NUM_UNITS):
+        if _word(_word(problem, UNITS) + at * UNIT_BYTES, TASK) != task:
+            break
+        _merge(problem, scratch, _word(problem, PARTIALS) + at * _state_bytes(problem), rows)
+        at += 1
+    _finish(problem, unit, scratch)
+
+
+@jit
+def attend(thread: int, problem: int, kind: int) -> None:
+    """Do this thread's part of a step's attention; a barrier has to follow.
+
+    Args:
+        thread: Whose part.
+        problem: Address of the words `QUERY` to `IS_SPLIT`, planned.
+        kind: Type of the caches, see `octavo_kernels.cpu.kv_types`.
+    """
+    num_units = _word(problem, NUM_UNITS)
+    scratch = _word(problem, SCRATCH) + rank(thread) * _word(problem, SCRATCH_BYTES)
+    index = next_chunk(thread)
+    while index < num_units:
+        _attend_unit(problem, index, scratch, kind)
+        index = next_chunk(thread)
+    if _word(problem, IS_SPLIT):
+        barrier(thread)
+        index = next_chunk(thread)
+        while index < num_units:
+            _merge_task(problem, index, scratch)
+            index = next_chunk(thread)
+
+
+@jit
+def attend_f32(thread: int, problem: int) -> None:
+    attend(thread, problem, F32)
+
+
+@jit
+def attend_bf16(thread: int, problem: int) -> None:
+    attend(thread, problem, BF16)
+
+
+@jit
+def attend_f16(thread: int, problem: int) -> None:
+    attend(thread, problem, F16)
+
+
+@jit
+def attend_int8(thread: int, problem: int) -> None:
+    attend(thread, problem, INT8)
+
+
+@jit
+def attend_e4m3(thread: int, problem: int) -> None:
+    attend(thread, problem, E4M3)
+
+
+@jit
+def attend_e5m2(thread: int, problem: int) -> None:
+    attend(thread, problem, E5M2)
