@@ -4,6 +4,7 @@
     nox -s chat                        chat with it in this terminal
     nox -s tests -- tests/core -k pool run the tests, or some of them
     nox -s "alone(core)"               run one package's tests with its own dependencies only
+    nox -s triton                      test the GPU kernels without a GPU
     nox -s lint types                  style, import rules and types
     nox -s wheels                      build the five wheels and serve from them alone
     nox -s bench -- startup            run bench/startup.py
@@ -35,6 +36,11 @@ PACKAGES = ("core", "kernels", "worker", "server", "client")
 CONSTRAINTS = ("-c", "constraints/cpu.txt", "-c", "constraints/test.txt")
 BUILD_BACKEND = ("hatchling", "editables")
 TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
+# The oldest triton that is supported and the newest, with the numpy that its interpreter takes.
+TRITONS = {
+    "3.6.0": ("triton==3.6.0", "numpy<2.4"),
+    "3.9.0": ("triton==3.9.0",),
+}
 # What a package's tests compare it with, beyond TEST_TOOLS.
 TEST_EXTRAS = {
     "core": (),
@@ -86,6 +92,26 @@ def alone(session: nox.Session, package: str) -> None:
     if package == "core":
         session.run("python", "-c", TORCH_IS_ABSENT)
     session.run("python", "-m", "pytest", f"tests/{package}", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def triton(session: nox.Session) -> None:
+    """Test the Triton kernels in its interpreter, and compile them for GPUs: `-- [pytest's]`."""
+    python = python_of(shared_environment(session, *TEST_TOOLS))
+    for version, packages in TRITONS.items():
+        # Beside the shared environment, not in it: `tests` has no triton, as users' CPUs have not.
+        folder = ROOT / ".nox" / f"triton-{version}"
+        pip = (python, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder))
+        install_once(
+            folder,
+            packages,
+            lambda pip=pip, packages=packages: session.run(*pip, *packages, external=True),
+        )
+        env = {"PYTHONPATH": str(folder)}
+        tests = (python, "-m", "pytest", "-q", "tests/kernels/triton", *session.posargs)
+        session.run(*tests, env=env, external=True)
+        compile_all = (python, "tests/kernels/triton/cross_compile.py")
+        session.run(*compile_all, env=env, external=True)
 
 
 @nox.session(venv_backend="virtualenv")

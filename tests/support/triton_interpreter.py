@@ -125,8 +125,10 @@ def _to_torch(x: Any, kind: Any) -> torch.Tensor:
 
 def _from_torch(x: torch.Tensor, shape: Any) -> Any:
     bits = x.view(_BITS[x.itemsize]).numpy().view(_UNSIGNED[x.itemsize]).reshape(shape)
-    return bits.view(np.float16) if x.dtype == torch.float16 else (
-        bits.view(np.float32) if x.dtype == torch.float32 else bits
+    return (
+        bits.view(np.float16)
+        if x.dtype == torch.float16
+        else (bits.view(np.float32) if x.dtype == torch.float32 else bits)
     )
 
 

@@ -18,7 +18,9 @@ import os
 import re
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 # Kernels that were decorated for the interpreter can't be compiled.
@@ -164,35 +166,53 @@ class Recorder:
             self.compiled.append(Compiled.read(kernel, self.target, log.getvalue()))
 
 
-def main() -> int:
+def compile_target(name: str, only: str) -> tuple[list[str], int, int]:
+    """Compile all cases of one target.
+
+    Returns:
+        What to print, and how many kernels were compiled and how many are bad.
+    """
     from cross_compile_cases import cases
 
+    lines, bad = [], 0
+    recorder = Recorder(TARGETS[name])
+    for case, launch in cases(name):
+        if only not in case:
+            continue
+        first = len(recorder.compiled)
+        try:
+            with recorder.active():
+                launch()
+        except Exception as error:
+            bad += 1
+            message = " ".join(str(error).split())[:300]
+            lines.append(f"BAD {name} {case}: {type(error).__name__}: {message}")
+        for result in recorder.compiled[first:]:
+            fits = result.shared <= tiles.SHARED_MEMORY[name] and not result.spilled
+            bad += not fits
+            lines.append(f"{'ok ' if fits else 'BAD'} {name} {case}: {result}")
+    return lines, len(recorder.compiled), bad
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--verbose", action="store_true", help="also print what is as it should be")
     flags = parser.parse_args()
-    print(f"triton {triton.__version__}")
-    begun, failed, compiled = time.monotonic(), 0, 0
-    for name in flags.targets.split(","):
-        recorder = Recorder(TARGETS[name])
-        for case, launch in cases(name):
-            if flags.only not in case:
-                continue
-            first = len(recorder.compiled)
-            try:
-                with recorder.active():
-                    launch()
-            except Exception as error:
-                failed += 1
-                message = " ".join(str(error).split())[:300]
-                print(f"BAD {name} {case}: {type(error).__name__}: {message}", flush=True)
-            for result in recorder.compiled[first:]:
-                compiled += 1
-                fits = result.shared <= tiles.SHARED_MEMORY[name] and not result.spilled
-                failed += not fits
-                print("ok " if fits else "BAD", name, case, result, flush=True)
-    print(f"{compiled} compiled, {failed} bad, {time.monotonic() - begun:.0f} s")
-    return failed > 0
+    begun, compiled, bad = time.monotonic(), 0, 0
+    # A process for each target: compiling is all on one thread.
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(compile_target, name, flags.only) for name in flags.targets.split(",")]
+        for job in jobs:
+            lines, more_compiled, more_bad = job.result()
+            compiled, bad = compiled + more_compiled, bad + more_bad
+            for line in lines:
+                if flags.verbose or not line.startswith("ok"):
+                    print(line, flush=True)
+    seconds = time.monotonic() - begun
+    print(f"triton {triton.__version__}: {compiled} compiled, {bad} bad, {seconds:.0f} s")
+    return bad > 0
 
 
 if __name__ == "__main__":

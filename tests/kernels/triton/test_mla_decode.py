@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support.paged_batch import CASES, make_batch, reference
 
 from octavo_kernels.triton import mla_decode, tiles
+from support.paged_batch import CASES, make_batch, reference
 
 RANK, ROPE = 32, 16
 

@@ -142,9 +142,7 @@ def test_batch_invariant_bits(monkeypatch):
         """Attend from (row, first, end) positions; the queries come from the whole batch."""
         starts = torch.tensor([0, *(end - first for _, first, end in pairs)]).cumsum(0).int()
         first_of = [metadata.host_query_start_loc[row] for row, _, _ in pairs]
-        context = [
-            metadata.host_seq_lens[row] - metadata.query_len(row) for row, _, _ in pairs
-        ]
+        context = [metadata.host_seq_lens[row] - metadata.query_len(row) for row, _, _ in pairs]
         some = [
             query[at - skip + first : at - skip + end]
             for (_, first, end), at, skip in zip(pairs, first_of, context, strict=True)

@@ -97,9 +97,7 @@ def test_samples_what_the_twin_samples(values, block, monkeypatch):
     monkeypatch.setattr(sampling, "COLUMNS", block)
     num_rows, vocab_size = 2, 101
     logits = 2 * torch.randn(num_rows, vocab_size + 5)[:, :vocab_size]
-    metadata = make_metadata(
-        num_rows, **values, seeds=range(num_rows), positions=[5, 2**40]
-    )
+    metadata = make_metadata(num_rows, **values, seeds=range(num_rows), positions=[5, 2**40])
     expected = sample_reference(logits, metadata)
     assert torch.equal(kernels.sample(logits, metadata), expected)
 
@@ -110,7 +108,28 @@ def test_keeps_what_the_twin_keeps_of_equal_logits(values, monkeypatch):
     monkeypatch.setattr(sampling, "COLUMNS", 16)
     if not values or not values.get("temperature", 1):
         pytest.skip("nothing is filtered")
-    row = torch.tensor([1.0, 3.0, 2.0, 3.0, 0.0, -0.0, 2.0, 2.0, -1.0, 3.0, 0.0, 2.0, -5.0, 3.0, 3.0, 2.0, 0.0, 2.0])
+    row = torch.tensor(
+        [
+            1.0,
+            3.0,
+            2.0,
+            3.0,
+            0.0,
+            -0.0,
+            2.0,
+            2.0,
+            -1.0,
+            3.0,
+            0.0,
+            2.0,
+            -5.0,
+            3.0,
+            3.0,
+            2.0,
+            0.0,
+            2.0,
+        ]
+    )
     filtered = filter_logits(
         row / values.get("temperature", 1.0),
         top_k=values.get("top_k", 0),
@@ -130,7 +149,11 @@ def test_rows_with_parameters_of_their_own():
     logits[2, ::2] = -torch.inf
     logits[3, 1:] = -torch.inf
     metadata = make_metadata(
-        4, temperature=[0, 1, 0.5, 1], top_k=[5, 0, 3, 9], top_p=[1, 0.5, 1, 0.3], seeds=[1, 2, 3, 4]
+        4,
+        temperature=[0, 1, 0.5, 1],
+        top_k=[5, 0, 3, 9],
+        top_p=[1, 0.5, 1, 0.3],
+        seeds=[1, 2, 3, 4],
     )
     assert torch.equal(kernels.sample(logits, metadata), sample_reference(logits, metadata))
 

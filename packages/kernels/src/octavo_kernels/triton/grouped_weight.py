@@ -114,11 +114,14 @@ def _repeat(of_blocks: Tensor, repeats: int) -> Tensor:
 def _equal_run(scales: Tensor, zeros: Tensor | None) -> int:
     """Return how many groups of 32 can be one: GPTQ and AWQ come in groups of 128 mostly."""
     for run in (4, 2):
-        parts = [x.unflatten(1, (-1, run)) for x in (scales, zeros) if x is not None
-                 if x.shape[1] % run == 0]
-        if parts and all(bool((part == part[..., :1]).all()) for part in parts):
+        if scales.shape[1] % run == 0 and _repeats(scales, run) and _repeats(zeros, run):
             return run
     return 1
+
+
+def _repeats(x: Tensor | None, run: int) -> bool:
+    """Whether every `run` columns are equal."""
+    return x is None or torch.equal(x, x[:, ::run].repeat_interleave(run, dim=1))
 
 
 def _group_fp8(weight: PackedWeight) -> GroupedWeight:
@@ -140,5 +143,4 @@ def _group_fp8(weight: PackedWeight) -> GroupedWeight:
 
 def _pack(codes: Tensor) -> Tensor:
     """Pack ``[rows, columns]`` of 4 bits into ``[rows, columns / 2]`` bytes."""
-    pairs = codes.unflatten(1, (-1, 2))
-    return pairs[..., 0] | pairs[..., 1] << 4
+    return codes[:, 0::2] | codes[:, 1::2] << 4

@@ -10,6 +10,10 @@ tensors only, never on lengths, so that a captured graph stays right for other l
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -65,114 +69,154 @@ def paged_attention(
     output = torch.empty(shape, dtype=query.dtype, device=query.device)
     if query.shape[0] == 0 or len(metadata.host_seq_lens) == 0:
         return output
-    query = with_dense_rows(query)
-    num_heads, num_kv_heads = query.shape[1], key_cache.shape[1]
     kind, key_cache, value_cache = as_kernels_see(key_cache, value_cache)
-    tensors = (query, key_cache, value_cache, metadata.block_tables, metadata.query_start_loc)
-    arguments = (*tensors, metadata.seq_lens, key_scale, value_scale, sinks)
-    strides = (
-        *(query.stride(0), query.stride(1)),
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        metadata.block_tables.stride(0),
+    call = _Call(
+        with_dense_rows(query),
+        key_cache,
+        value_cache,
+        metadata,
+        output,
+        scale,
+        {"WINDOW": window or 0, "SOFT_CAP": soft_cap or 0.0, "KIND": kind},
+        sinks,
+        key_scale,
+        value_scale,
     )
-    constants = {
-        "NUM_HEADS": num_heads,
-        "NUM_KV_HEADS": num_kv_heads,
-        "HEAD_DIM": query.shape[2],
-        "VALUE_DIM": value_cache.shape[3],
-        # A matrix product takes no dimension below 16.
-        "BLOCK_D": max(16, next_power_of_2(query.shape[2])),
-        "BLOCK_V": max(16, next_power_of_2(value_cache.shape[3])),
-        "BLOCK_SIZE": key_cache.shape[2],
-        "WINDOW": window or 0,
-        "SOFT_CAP": soft_cap or 0.0,
-        "KIND": kind,
-    }
     with on_device_of(query):
-        if _splits(metadata, num_kv_heads, query.device) and not batch_invariant:
-            _decode(output, arguments, strides, scale, constants)
+        if call.splits() and not batch_invariant:
+            _decode(call)
         else:
-            _prefill(output, arguments, strides, scale, constants)
+            _prefill(call)
     return output
 
 
-def _splits(metadata: AttentionMetadata, num_kv_heads: int, device: torch.device) -> bool:
-    """Whether to cut keys into segments: one query token each, and too few rows for a GPU.
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of `paged_attention`, and what both kernels take of them."""
 
-    From two waves of programs on, segments only add their partial results to the traffic.
-    """
-    num_reqs = len(metadata.host_seq_lens)
-    starts = metadata.host_query_start_loc
-    if any(starts[row + 1] - starts[row] > 1 for row in range(num_reqs)):
-        return False
-    return num_reqs * num_kv_heads < 2 * tiles.num_multiprocessors(device)
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    metadata: AttentionMetadata
+    output: Tensor
+    scale: float
+    options: dict[str, Any]
+    sinks: Tensor | None
+    key_scale: Tensor | None
+    value_scale: Tensor | None
+
+    @property
+    def num_reqs(self) -> int:
+        """Rows of the batch, those that pad it included."""
+        return self.metadata.seq_lens.shape[0]
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        return self.query.shape[1]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads."""
+        return self.key_cache.shape[1]
+
+    @property
+    def value_block(self) -> int:
+        """Size of a value head, padded."""
+        return max(16, next_power_of_2(self.value_cache.shape[3]))
+
+    @property
+    def key_block(self) -> int:
+        """Size of a key head, padded: a matrix product takes no dimension below 16."""
+        return max(16, next_power_of_2(self.key_cache.shape[3]))
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What the kernels read, in their order."""
+        metadata = self.metadata
+        return (
+            *(self.query, self.key_cache, self.value_cache, metadata.block_tables),
+            *(metadata.query_start_loc, metadata.seq_lens),
+            *(self.key_scale, self.value_scale, self.sinks),
+        )
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Their strides, in the order of the kernels."""
+        return (
+            *(self.query.stride(0), self.query.stride(1)),
+            *self.key_cache.stride()[:3],
+            *self.value_cache.stride()[:3],
+            self.metadata.block_tables.stride(0),
+        )
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What the kernels are compiled for."""
+        return {
+            "NUM_HEADS": self.num_heads,
+            "NUM_KV_HEADS": self.num_kv_heads,
+            "HEAD_DIM": self.key_cache.shape[3],
+            "VALUE_DIM": self.value_cache.shape[3],
+            "BLOCK_D": self.key_block,
+            "BLOCK_V": self.value_block,
+            "BLOCK_SIZE": self.key_cache.shape[2],
+            **self.options,
+        }
+
+    def splits(self) -> bool:
+        """Whether to cut keys into segments: one query token each, too few rows for a GPU.
+
+        From two waves of programs on, segments only add their partial results to the traffic.
+        """
+        starts = self.metadata.host_query_start_loc
+        if any(end - start > 1 for start, end in pairwise(starts)):
+            return False
+        return self.num_reqs * self.num_kv_heads < 2 * tiles.num_multiprocessors(self.query.device)
 
 
-def _prefill(output, arguments, strides, scale, constants) -> None:
-    query, key_cache = arguments[:2]
-    num_reqs = arguments[5].shape[0]
+def _prefill(call: _Call) -> None:
+    width = max(call.key_block, call.value_block)
+    group = call.num_heads // call.num_kv_heads
     tile = tiles.prefill_attention(
-        tiles.architecture(), _width(constants), query.itemsize, key_cache.itemsize
+        tiles.architecture(), width, call.query.itemsize, call.key_cache.itemsize
     )
-    group = constants["NUM_HEADS"] // constants["NUM_KV_HEADS"]
     rows = max(tile.rows, next_power_of_2(group))
     # Each request adds at most one query block that is not full.
-    num_blocks = query.shape[0] // (rows // group) + num_reqs
-    _attend[(num_blocks, constants["NUM_KV_HEADS"])](
-        *arguments,
-        output,
-        *strides,
-        *(output.stride(0), output.stride(1)),
-        scale,
-        num_reqs,
-        **constants,
+    num_blocks = call.query.shape[0] // (rows // group) + call.num_reqs
+    _attend[(num_blocks, call.num_kv_heads)](
+        *(*call.tensors, call.output, *call.strides),
+        *(call.output.stride(0), call.output.stride(1), call.scale, call.num_reqs),
+        **call.constants,
         BLOCK_M=rows,
         BLOCK_N=tile.columns,
         **tile.options,
     )
 
 
-def _width(constants) -> int:
-    """Return the wider of the padded sizes of keys and values."""
-    return max(constants["BLOCK_D"], constants["BLOCK_V"])
-
-
-def _decode(output, arguments, strides, scale, constants) -> None:
-    query = arguments[0]
-    num_reqs, num_heads, num_kv_heads = (
-        arguments[5].shape[0],
-        constants["NUM_HEADS"],
-        constants["NUM_KV_HEADS"],
-    )
-    segments, block_v = tiles.NUM_SEGMENTS, constants["BLOCK_V"]
-    partial = torch.empty(
-        (num_reqs, num_heads, segments, block_v), dtype=torch.float32, device=query.device
-    )
+def _decode(call: _Call) -> None:
+    segments, device = tiles.NUM_SEGMENTS, call.query.device
+    width = max(call.key_block, call.value_block)
+    group = call.num_heads // call.num_kv_heads
+    tile = tiles.decode_attention(tiles.architecture(), width, call.query.itemsize, group)
+    rows = (call.num_reqs, call.num_heads, segments)
+    partial = torch.empty((*rows, call.value_block), dtype=torch.float32, device=device)
     # The maximum and the sum of each segment's softmax.
-    state = torch.empty(
-        (2, num_reqs, num_heads, segments), dtype=torch.float32, device=query.device
-    )
-    tile = tiles.decode_attention(
-        tiles.architecture(), _width(constants), query.itemsize, num_heads // num_kv_heads
-    )
-    _attend_segment[(num_reqs, num_kv_heads, segments)](
-        *arguments,
-        *(partial, state[0], state[1]),
-        *strides,
-        scale,
-        **constants,
+    state = torch.empty((2, *rows), dtype=torch.float32, device=device)
+    _attend_segment[(call.num_reqs, call.num_kv_heads, segments)](
+        *(*call.tensors, partial, state[0], state[1], *call.strides, call.scale),
+        **call.constants,
         NUM_SEGMENTS=segments,
         BLOCK_M=tile.rows,
         BLOCK_N=tile.columns,
         **tile.options,
     )
-    reduce_segments[(num_reqs, num_heads)](
-        *(partial, state[0], state[1], output, arguments[4]),
-        *(output.stride(0), output.stride(1)),
-        NUM_HEADS=num_heads,
-        VALUE_DIM=constants["VALUE_DIM"],
-        BLOCK_V=block_v,
+    reduce_segments[(call.num_reqs, call.num_heads)](
+        *(partial, state[0], state[1], call.output, call.metadata.query_start_loc),
+        *(call.output.stride(0), call.output.stride(1)),
+        NUM_HEADS=call.num_heads,
+        VALUE_DIM=call.value_cache.shape[3],
+        BLOCK_V=call.value_block,
         NUM_SEGMENTS=segments,
         num_warps=4,
     )

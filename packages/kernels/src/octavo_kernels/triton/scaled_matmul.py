@@ -41,9 +41,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def scaled_matmul(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None
-) -> Tensor:
+def scaled_matmul(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``x @ weight.T`` with both in 8 bits (W8A8): `x` is quantized row by row.
 
     The sum along ``in_features`` is exact for int8 and in float32 for float8, so its bits don't

@@ -8,11 +8,11 @@ and to the shared memory of its architecture:
 ============ ============== =============== ======================================================
 architecture shared memory  registers       what decides
 ============ ============== =============== ======================================================
-sm_80        163 KiB (99)   64 K            no wgmma: accumulators and operands share the registers,
-                                            so wide heads need fewer keys a tile than on sm_90. Tiles
-                                            stay below 99 KiB, so that sm_86 and sm_89 take them too
-sm_90        227 KiB        64 K            wgmma reads operands from shared memory: 64 rows at least
-                                            feed it, and more stages hide the longer latency
+sm_80        163 KiB (99)   64 K            no wgmma: accumulators and operands share registers,
+                                            so wide heads take fewer keys a tile than on sm_90.
+                                            Tiles stay below 99 KiB for sm_86 and sm_89
+sm_90        227 KiB        64 K            wgmma reads operands from shared memory: 64 rows or
+                                            more feed it, and more stages hide the longer latency
 gfx942       64 KiB         128 K           waves of 64 threads, so half the warps for the same
                                             threads; one tile in flight, since a second would take
                                             half of the shared memory
