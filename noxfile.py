@@ -24,10 +24,14 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import nox
 
@@ -98,20 +102,18 @@ def alone(session: nox.Session, package: str) -> None:
 def triton(session: nox.Session) -> None:
     """Test the Triton kernels in its interpreter, and compile them for GPUs: `-- [pytest's]`."""
     python = python_of(shared_environment(session, *TEST_TOOLS))
+    tests = (python, "-m", "pytest", "-q", "tests/kernels/triton", *session.posargs)
+    compile_all = (python, "tests/kernels/triton/cross_compile.py")
+    jobs = []
     for version, packages in TRITONS.items():
         # Beside the shared environment, not in it: `tests` has no triton, as users' CPUs have not.
         folder = ROOT / ".nox" / f"triton-{version}"
-        pip = (python, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder))
-        install_once(
-            folder,
-            packages,
-            lambda pip=pip, packages=packages: session.run(*pip, *packages, external=True),
-        )
-        env = {"PYTHONPATH": str(folder)}
-        tests = (python, "-m", "pytest", "-q", "tests/kernels/triton", *session.posargs)
-        session.run(*tests, env=env, external=True)
-        compile_all = (python, "tests/kernels/triton/cross_compile.py")
-        session.run(*compile_all, env=env, external=True)
+        pip = (python, "-m", "pip", "install", "-q", "--no-deps", "--upgrade")
+        install = (*pip, "--target", str(folder), *packages)
+        install_once(folder, packages, partial(session.run, *install, external=True))
+        environment = os.environ | {"PYTHONPATH": str(folder)}
+        jobs += [(command, environment) for command in (compile_all, tests)]
+    run_side_by_side(session, jobs)
 
 
 @nox.session(venv_backend="virtualenv")
@@ -221,6 +223,26 @@ def shared_environment(session: nox.Session, *extras: str) -> Path:
         if extras:
             install_once(environment, extras, install_extras)
     return environment
+
+
+def run_side_by_side(
+    session: nox.Session, jobs: Sequence[tuple[Sequence[str], dict[str, str]]]
+) -> None:
+    """Run commands with their environments, as many at once as there are CPUs.
+
+    What each prints comes when it has ended; the session fails if one of them does.
+    """
+
+    def run(job: tuple[Sequence[str], dict[str, str]]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(job[0], env=job[1], stdout=PIPE, stderr=STDOUT, text=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        ended = list(pool.map(run, jobs))
+    for (command, _), process in zip(jobs, ended, strict=True):
+        session.log(" ".join(command))
+        print(process.stdout, flush=True)
+    if any(process.returncode for process in ended):
+        session.error("a command failed, see above")
 
 
 def become_octavo(session: nox.Session, command: str) -> None:

@@ -1,6 +1,6 @@
 """Compile every Triton kernel for GPUs that are not here, and look at what came out.
 
-    python tests/kernels/triton/cross_compile.py [--targets sm_80,sm_90,gfx942] [--only TEXT]
+    python tests/kernels/triton/cross_compile.py [--targets sm_80,gfx942] [--only TEXT] [--verbose]
 
 The launchers themselves are called, with tensors on the CPU and a driver that pretends to be the
 GPU: so each kernel is specialised as it will be there, with the tiles of that architecture. The
@@ -18,9 +18,8 @@ import os
 import re
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
 
 # Kernels that were decorated for the interpreter can't be compiled.
@@ -28,6 +27,7 @@ os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 import triton
+from cross_compile_cases import cases
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -166,15 +166,12 @@ class Recorder:
             self.compiled.append(Compiled.read(kernel, self.target, log.getvalue()))
 
 
-def compile_target(name: str, only: str) -> tuple[list[str], int, int]:
+def compile_target(name: str, only: str) -> Iterator[tuple[str, bool]]:
     """Compile all cases of one target.
 
-    Returns:
-        What to print, and how many kernels were compiled and how many are bad.
+    Yields:
+        A line on each kernel, and whether it is as it should be.
     """
-    from cross_compile_cases import cases
-
-    lines, bad = [], 0
     recorder = Recorder(TARGETS[name])
     for case, launch in cases(name):
         if only not in case:
@@ -184,14 +181,11 @@ def compile_target(name: str, only: str) -> tuple[list[str], int, int]:
             with recorder.active():
                 launch()
         except Exception as error:
-            bad += 1
             message = " ".join(str(error).split())[:300]
-            lines.append(f"BAD {name} {case}: {type(error).__name__}: {message}")
+            yield f"BAD {name} {case}: {type(error).__name__}: {message}", False
         for result in recorder.compiled[first:]:
-            fits = result.shared <= tiles.SHARED_MEMORY[name] and not result.spilled
-            bad += not fits
-            lines.append(f"{'ok ' if fits else 'BAD'} {name} {case}: {result}")
-    return lines, len(recorder.compiled), bad
+            good = result.shared <= tiles.SHARED_MEMORY[name] and not result.spilled
+            yield f"{'ok ' if good else 'BAD'} {name} {case}: {result}", good
 
 
 def main() -> int:
@@ -201,15 +195,11 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="also print what is as it should be")
     flags = parser.parse_args()
     begun, compiled, bad = time.monotonic(), 0, 0
-    # A process for each target: compiling is all on one thread.
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(compile_target, name, flags.only) for name in flags.targets.split(",")]
-        for job in jobs:
-            lines, more_compiled, more_bad = job.result()
-            compiled, bad = compiled + more_compiled, bad + more_bad
-            for line in lines:
-                if flags.verbose or not line.startswith("ok"):
-                    print(line, flush=True)
+    for name in flags.targets.split(","):
+        for line, good in compile_target(name, flags.only):
+            compiled, bad = compiled + 1, bad + (not good)
+            if flags.verbose or not good:
+                print(line, flush=True)
     seconds = time.monotonic() - begun
     print(f"triton {triton.__version__}: {compiled} compiled, {bad} bad, {seconds:.0f} s")
     return bad > 0

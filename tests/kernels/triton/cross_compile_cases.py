@@ -107,13 +107,12 @@ def _latent_cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _elementwise_cases() -> Iterator[tuple[str, Callable[[], object]]]:
-    # The starter model's size, and a large one.
-    for size in (576, 8192):
+    for size in (576, 8192):  # the starter model's, and a large one
         x, weight = torch.zeros(4, size, dtype=BF16), torch.ones(size, dtype=BF16)
-        yield f"rms_norm {size}", partial(kernels.rms_norm, x, weight, 1e-5)
         yield f"fused_add {size}", partial(kernels.fused_add_rms_norm, x, x, weight, 1e-5)
-        yield f"layer_norm {size}", partial(kernels.layer_norm, x, weight, weight, 1e-5)
-        yield f"quantize_rows {size}", partial(kernels.quantize_rows, x, torch.int8)
+    yield "rms_norm", partial(kernels.rms_norm, x, weight, 1e-5)
+    yield "layer_norm", partial(kernels.layer_norm, x, weight, weight, 1e-5)
+    yield "quantize_rows", partial(kernels.quantize_rows, x, torch.int8)
     gated = torch.zeros(4, 2 * 14336, dtype=BF16)
     yield "silu_and_mul", partial(kernels.silu_and_mul, gated)
     yield "gelu_and_mul", partial(kernels.gelu_and_mul, gated)
@@ -163,10 +162,13 @@ def _matmul_cases(target: str) -> Iterator[tuple[str, Callable[[], object]]]:
     for num_tokens in (1, 64, 512):
         x = torch.zeros(num_tokens, size, dtype=BF16)
         for name, weight in grouped.items():
+            # The middle tile with the most and with the fewest numbers beside the codes.
+            if num_tokens == 64 and name not in ("q4_1", "fp8"):
+                continue
             yield f"{name} {num_tokens}", partial(kernels.grouped_matmul, x, weight)
         scales = torch.ones(rows)
         yield f"w8a8 {num_tokens}", partial(kernels.scaled_matmul, x, eight, scales)
-        if target == "sm_90":
+        if target == "sm_90" and num_tokens != 64:
             yield f"fp8 w8a8 {num_tokens}", partial(kernels.scaled_matmul, x, fp8, scales)
         gate_up, down = (
             torch.zeros(2, 2048, 1024, dtype=BF16),
