@@ -135,7 +135,11 @@ def _matmul(
         inside = start + at < in_features
         a = tl.load(of_token + (start + at)[None, :], mask=is_token[:, None] & inside[None, :])
         b = tl.load(of_row + (start + at)[:, None], mask=inside[:, None] & is_row[None, :])
-        acc = tl.dot(a, b, acc)
+        if x.dtype.element_ty == tl.int8:
+            acc = tl.dot(a, b, acc, out_dtype=tl.int32)
+        else:
+            # Hopper adds float8 products with 14 bits; into float32 after each tile.
+            acc = tl.dot(a, b, acc, max_num_imprecise_acc=BLOCK_K)
     result = acc.to(tl.float32) * tl.load(token_scales + token, mask=is_token)[:, None]
     result = result * tl.load(scales + row, mask=is_row)[None, :]
     if bias is not None:
