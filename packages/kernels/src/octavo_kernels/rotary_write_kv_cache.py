@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from octavo_kernels.dispatch import use_cpu
 from octavo_kernels.kv_quantization import check_kv_cache
+from octavo_kernels.kv_write_problem import Rotation, Slots, run_kv_write
 from octavo_kernels.rotary_embedding import check_rotary, rotary_embedding_reference
-from octavo_kernels.write_kv_cache import write_kv_cache_reference
+from octavo_kernels.write_kv_cache import whole_vectors, write_kv_cache_reference
 
 
 def rotary_write_kv_cache(
@@ -25,8 +27,8 @@ def rotary_write_kv_cache(
 ) -> Tensor:
     """Rotate queries and keys, and write keys and values to their slots.
 
-    The same as `rotary_embedding` followed by `write_kv_cache`, bit for bit, without a copy
-    of the rotated keys. The arguments are those of the two.
+    The same as `rotary_embedding` followed by `write_kv_cache`, bit for bit in float32, without
+    a copy of the rotated keys. The arguments are those of the two.
 
     Returns:
         ``[num_tokens, num_heads, head_dim]``, the rotated query, new and contiguous.
@@ -36,6 +38,12 @@ def rotary_write_kv_cache(
     """
     check_rotary(query, cos_sin_cache)
     check_kv_cache(key_cache, value_cache, key_scale, value_scale)
+    if use_cpu(query, key_cache) and whole_vectors(key_cache, value_cache):
+        slots = Slots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
+        rotation = Rotation(positions, cos_sin_cache, interleaved, query)
+        rotated = run_kv_write(key, value, slots, rotation)
+        assert rotated is not None
+        return rotated.to(query.dtype)
     return rotary_write_kv_cache_reference(
         positions,
         query,

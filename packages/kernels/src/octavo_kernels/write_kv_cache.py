@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from octavo_kernels.dispatch import use_cpu
 from octavo_kernels.kv_quantization import check_kv_cache, quantize_kv
+from octavo_kernels.kv_write_problem import Slots, run_kv_write
 
 
 def write_kv_cache(
@@ -36,6 +38,10 @@ def write_kv_cache(
         ValueError: The caches and scales don't belong together.
     """
     check_kv_cache(key_cache, value_cache, key_scale, value_scale)
+    if use_cpu(key, key_cache) and whole_vectors(key_cache, value_cache):
+        slots = Slots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
+        run_kv_write(key, value, slots)
+        return
     write_kv_cache_reference(
         key,
         value,
@@ -45,6 +51,11 @@ def write_kv_cache(
         key_scale=key_scale,
         value_scale=value_scale,
     )
+
+
+def whole_vectors(key_cache: Tensor, value_cache: Tensor) -> bool:
+    """Whether heads are multiples of 8, as the CPU kernels write them."""
+    return not (key_cache.shape[-1] % 8 or value_cache.shape[-1] % 8)
 
 
 def write_kv_cache_reference(

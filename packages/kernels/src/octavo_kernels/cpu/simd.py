@@ -186,7 +186,7 @@ def bf16_to_f32(builder: Any, bits: Any) -> Any:
     return builder.bitcast(builder.shl(wide, constant(I32, 8, 16)), f32x8.ir)
 
 
-def _f32_to_bf16(builder: Any, value: Any) -> Any:
+def f32_to_bf16(builder: Any, value: Any) -> Any:
     """Round to the nearest, ties to even; a NaN stays one."""
     bits = builder.bitcast(value, i32x8.ir)
     odd = builder.and_(builder.lshr(bits, constant(I32, 8, 16)), constant(I32, 8, 1))
@@ -240,7 +240,7 @@ store_f16x8 = operation(
     lambda b, p, x: store(b, p, b.fptrunc(x, ir.VectorType(F16, 8))),
 )
 store_bf16x8 = operation(
-    types.void, (address, f32x8), lambda b, p, x: store(b, p, _f32_to_bf16(b, x))
+    types.void, (address, f32x8), lambda b, p, x: store(b, p, f32_to_bf16(b, x))
 )
 
 splat_f32 = operation(f32x8, (f32,), lambda b, x: splat(b, x, 8))
