@@ -106,12 +106,12 @@ class AttentionProblem:
         partial_bytes = plan.num_units * state_bytes if plan.is_split else 0
         num_threads = get_num_threads()
         scratch = torch.empty(num_threads * scratch_bytes + partial_bytes, dtype=torch.uint8)
-        self._words = torch.empty(_WORDS.size // 8, dtype=torch.int64)
-        self.address = self._words.data_ptr()
+        self.words = torch.empty(_WORDS.size // 8, dtype=torch.int64)
+        self.address = self.words.data_ptr()
         # Everything that the words point to lives as long as they do.
         self._owned = (query, plan, scratch, sinks)
         _WORDS.pack_into(
-            self._words.numpy().data,
+            self.words.numpy().data,
             0,
             query.data_ptr(),
             key_cache.data_ptr(),

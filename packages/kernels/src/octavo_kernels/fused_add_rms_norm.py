@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from octavo_kernels.rms_norm import rms_norm
+from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.rms_norm import normalize, rms_norm_reference
 
 
 def fused_add_rms_norm(
@@ -22,5 +24,15 @@ def fused_add_rms_norm(
         The normalized sum, and the sum as the new residual; both
         ``[num_tokens, hidden_size]``. The arguments are left as they are.
     """
+    if x.dtype != torch.float32 or residual.dtype != x.dtype or not use_cpu(x, residual, weight):
+        return fused_add_rms_norm_reference(x, residual, weight, eps)
+    total = residual.clone(memory_format=torch.contiguous_format)
+    return normalize(x, total, weight, eps), total
+
+
+def fused_add_rms_norm_reference(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The torch twin of `fused_add_rms_norm`."""
     residual = x + residual
-    return rms_norm(residual, weight, eps), residual
+    return rms_norm_reference(residual, weight, eps), residual

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.weight_fields import WeightFields
+from octavo_kernels.weight_fields import WeightFields, split_last
 
 ROWS = 8
 
@@ -70,7 +70,7 @@ def _nibbles(values: Tensor) -> Tensor:
 
 def _separate_nibbles(packed: Tensor) -> Tensor:
     """Undo `_nibbles`."""
-    rows = packed.unflatten(-1, (4, ROWS, 4)).permute(0, 3, 1, 2, 4)  # [groups, 8, blocks, 4, 4]
+    rows = split_last(packed, 4, ROWS, 4).permute(0, 3, 1, 2, 4)  # [groups, 8, blocks, 4, 4]
     halves = torch.stack((rows & 15, rows >> 4), dim=3)
     return halves.reshape(len(packed) * ROWS, -1)
 
@@ -83,7 +83,7 @@ def _bytes(values: Tensor) -> Tensor:
 
 def _separate_bytes(packed: Tensor) -> Tensor:
     """Undo `_bytes`, as int8."""
-    rows = packed.unflatten(-1, (8, ROWS, 4)).permute(0, 3, 1, 2, 4)
+    rows = split_last(packed, 8, ROWS, 4).permute(0, 3, 1, 2, 4)
     return rows.reshape(len(packed) * ROWS, -1).view(torch.int8)
 
 
@@ -104,9 +104,10 @@ def _upper_bits(bits: Tensor, width: int) -> Tensor:
 
 def _separate_upper_bits(packed: Tensor, width: int) -> Tensor:
     """Undo `_upper_bits`."""
-    rows = packed.unflatten(-1, (width, ROWS, 4)).permute(0, 3, 1, 2, 4)
+    rows = split_last(packed, width, ROWS, 4).permute(0, 3, 1, 2, 4)
     shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device).view(-1, 1)
-    bits = (rows.unsqueeze(4) >> shifts) & (2**width - 1)  # [groups, 8, blocks, width, vectors, 4]
+    # [groups, 8, blocks, width, vectors, 4]
+    bits: Tensor = (rows.unsqueeze(4) >> shifts) & (2**width - 1)
     return bits.reshape(len(packed) * ROWS, -1)
 
 

@@ -51,7 +51,7 @@ def pack_weight(raw: Tensor, kind: str, shape: Sequence[int]) -> PackedWeight:
     lines = _fill_up(raw.reshape(rows, row_bytes), ROWS_OF_GROUP)
     pieces = [
         interleave(read_gguf_fields(piece, kind, len(piece)), kind)
-        for piece in lines.split(_ROWS_AT_ONCE)
+        for piece in torch.split(lines, _ROWS_AT_ONCE)
     ]
     return PackedWeight(kind, (rows, inputs), torch.cat(pieces))
 

@@ -15,6 +15,7 @@ from octavo_kernels.cpu.threads import get_num_threads
 from octavo_kernels.dispatch import use_cpu
 from octavo_kernels.packed_weight import DENSE_KINDS, WEIGHT_KINDS, PackedWeight
 from octavo_kernels.unpack_weight import unpack_weight
+from octavo_kernels.weight_fields import split_last
 
 _KERNELS = {
     kind: Kernel(f"quantized_matmul.{kind}", "qqqqqqqqqq")
@@ -114,7 +115,7 @@ def quantized_matmul_reference(
 
 def round_activations(x: Tensor) -> Tensor:
     """Round ``[.., in_features]`` float32 to int8 in blocks of 32, and back to float32."""
-    blocks = x.unflatten(-1, (-1, 32))
+    blocks = split_last(x, -1, 32)
     largest = blocks.abs().amax(dim=-1, keepdim=True)
     inverse = torch.where(largest > 0, 127 / largest, 0.0)
     return ((blocks * inverse).round() * (largest / 127)).flatten(-2)

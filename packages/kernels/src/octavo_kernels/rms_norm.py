@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from octavo_kernels.cpu.jit import Kernel
+from octavo_kernels.dispatch import use_cpu
+
+_rms_norm = Kernel("norms.rms_norm", "qqqqqqdq")
+
+# Numbers below which waking the other threads costs more than they bring.
+_ALONE = 1 << 15
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -18,6 +27,32 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         ``[num_tokens, hidden_size]``, of the type of `x`.
     """
+    if x.dtype != torch.float32 or not use_cpu(x, weight):
+        return rms_norm_reference(x, weight, eps)
+    return normalize(x, None, weight, eps)
+
+
+def normalize(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """Run the CPU kernel; x is added to `residual` in place, if there is one."""
+    rows = x if x.stride(-1) == 1 else x.contiguous()
+    wide = weight.float().contiguous()
+    out = torch.empty(x.shape)
+    run = _rms_norm.alone if x.numel() <= _ALONE else _rms_norm
+    run(
+        rows.data_ptr(),
+        4 * rows.stride(0),
+        0 if residual is None else residual.data_ptr(),
+        wide.data_ptr(),
+        x.shape[0],
+        x.shape[1],
+        eps,
+        out.data_ptr(),
+    )
+    return out
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The torch twin of `rms_norm`."""
     wide = x.float()
     scale = (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt()  # [num_tokens, 1]
     return (wide * scale).mul_(weight.float()).to(x.dtype)

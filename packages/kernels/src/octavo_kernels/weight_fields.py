@@ -86,11 +86,11 @@ def read_gguf_fields(raw: Tensor, kind: str, rows: int) -> WeightFields:
 
 def _read_q4_k(blocks: Tensor) -> WeightFields:
     """Q4_K, and Q5_K, which has 32 bytes of fifth bits before the nibbles."""
-    six_bits = blocks[..., 4:16].unflatten(-1, (3, 4))  # [rows, blocks, 3, 4]
+    six_bits = split_last(blocks[..., 4:16], 3, 4)  # [rows, blocks, 3, 4]
     low, middle, high = six_bits.unbind(-2)
     scales = torch.cat((low & 63, (high & 15) | ((low >> 2) & 0x30)), -1)
     minimums = torch.cat((middle & 63, (high >> 4) | ((middle >> 2) & 0x30)), -1)
-    packed = blocks[..., -128:].unflatten(-1, (4, 1, 32))
+    packed = split_last(blocks[..., -128:], 4, 1, 32)
     values = torch.cat((packed & 15, packed >> 4), dim=-2)  # [rows, blocks, 4, 2, 32]
     if blocks.shape[-1] == 176:
         shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(1)
@@ -102,10 +102,10 @@ def _read_q4_k(blocks: Tensor) -> WeightFields:
 
 
 def _read_q6_k(blocks: Tensor) -> WeightFields:
-    packed = blocks[..., :128].unflatten(-1, (2, 1, 64))
+    packed = split_last(blocks[..., :128], 2, 1, 64)
     low = torch.cat((packed & 15, packed >> 4), dim=-2)  # [rows, blocks, 2, 2, 64]
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(1)
-    pairs = (blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3  # [.., 2, 4, 32]
+    pairs = (split_last(blocks[..., 128:192], 2, 1, 32) >> shifts) & 3  # [.., 2, 4, 32]
     values = low.flatten(-3) | (pairs.flatten(-3) << 4)
     values = values.view(torch.int8) - 32
     scales = blocks[..., 192:208].view(torch.int8)
@@ -120,3 +120,8 @@ def _half(blocks: Tensor, offset: int) -> Tensor:
 def _flat(x: Tensor) -> Tensor:
     """Make ``[rows, all the rest]``."""
     return x.reshape(len(x), -1)
+
+
+def split_last(x: Tensor, *sizes: int) -> Tensor:
+    """Split the last dimension into several."""
+    return x.view(*x.shape[:-1], *sizes)

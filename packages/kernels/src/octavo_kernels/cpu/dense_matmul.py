@@ -33,24 +33,24 @@ CHUNK_BYTES = 1 << 17
 
 
 @inline
-def put(out: int, run: int, scale: int, c: Any, d: Any, count: int) -> None:
+def put(out: int, is_added: int, scale: int, c: Any, d: Any, count: int) -> None:
     """Add a run's sums of 16 outputs to the total at `out`, or begin it."""
     if scale:
         c = mul(c, load_f32x8(scale))
         d = mul(d, load_f32x8(scale + 32))
     if count == 16:
-        if run:
+        if is_added:
             c = add(load_f32x8(out), c)
             d = add(load_f32x8(out + 32), d)
         store_f32x8(out, c)
         store_f32x8(out + 32, d)
         return
     low = min(count, 8)
-    if run:
+    if is_added:
         c = add(load_first(out, low), c)
     store_first(out, c, low)
     if count > 8:
-        if run:
+        if is_added:
             d = add(load_first(out + 32, count - 8), d)
         store_first(out + 32, d, count - 8)
 
@@ -110,11 +110,16 @@ def make_multiply(load: Any, itemsize: int) -> Any:
         weight: int,
         bias: int,
         scales: int,
+        scale_block: int,
         out: int,
         out_row: int,
-        scale_block: int,
+        accumulate: int,
     ) -> None:
-        """Multiply `m` rows of x; ends without a barrier. Rows are given in bytes."""
+        """Multiply `m` float32 rows of x; ends without a barrier.
+
+        `x_row` and `out_row` are the distances of rows of x and of the result in bytes. With
+        `accumulate`, the result is added to what is in `out`.
+        """
         panel_bytes = 16 * itemsize * k
         panels = (n + 15) // 16
         share = panels // (8 * num_threads(thread))
@@ -145,14 +150,14 @@ def make_multiply(load: Any, itemsize: int) -> Any:
                         q = x + i * x_row + 4 * done
                         o = out + i * out_row + 4 * at
                         a0, b0, a1, b1, a2, b2, a3, b3 = tile_4(w, q, x_row, length)
-                        put(o, run, s, a0, b0, count)
-                        put(o + out_row, run, s, a1, b1, count)
-                        put(o + 2 * out_row, run, s, a2, b2, count)
-                        put(o + 3 * out_row, run, s, a3, b3, count)
+                        put(o, run + accumulate, s, a0, b0, count)
+                        put(o + out_row, run + accumulate, s, a1, b1, count)
+                        put(o + 2 * out_row, run + accumulate, s, a2, b2, count)
+                        put(o + 3 * out_row, run + accumulate, s, a3, b3, count)
                         i += 4
                     while i < end:
                         a0, b0 = tile_1(w, x + i * x_row + 4 * done, length)
-                        put(out + i * out_row + 4 * at, run, s, a0, b0, count)
+                        put(out + i * out_row + 4 * at, run + accumulate, s, a0, b0, count)
                         i += 1
                 if bias:
                     for i in range(start, end):
@@ -180,7 +185,7 @@ def make_matmul(multiply: Any) -> Any:
         scale_block: int,
     ) -> None:
         """Compute ``out[m, n]`` float32 from ``x[m, k]``, rows `x_row` bytes apart."""
-        multiply(thread, x, x_row, m, n, k, weight, bias, scales, out, 4 * n, scale_block)
+        multiply(thread, x, x_row, m, n, k, weight, bias, scales, scale_block, out, 4 * n, 0)
 
     return matmul
 

@@ -19,17 +19,22 @@ from octavo_kernels.cpu.jit import inline, jit
 from octavo_kernels.cpu.simd import (
     add,
     and_i32,
+    broadcast_f32,
     dot_bytes,
+    dot_bytes_4,
     dot_fives,
+    dot_fives_4,
     dot_nibbles,
+    dot_nibbles_4,
     dot_sixes,
+    dot_sixes_4,
     fma,
     load_f16x8,
-    load_f32,
     load_f32x8,
     load_first,
     load_u8x8_i32,
     mul,
+    negative,
     or_i32,
     prefetch,
     shl_i32,
@@ -44,56 +49,98 @@ from octavo_kernels.cpu.simd import (
 )
 from octavo_kernels.cpu.team import barrier, next_chunk, num_threads, rank
 
-ROWS_OF_CHUNK = 64  # rows of x that pass over a group of weights while it is in the L1
+ROWS_OF_CHUNK = 32  # rows of x that pass over a group of weights: 23 KB at 576 inputs, in the L1
 CHUNK_BYTES = 1 << 16  # weights of a chunk: about 3 us at 20 GB/s
 PRIVATE_ROWS = 4  # up to here every thread quantizes x for itself, which saves a barrier
 
 
-# ---- one block of 32 inputs for 8 rows: what a kind of weight is ---------------------------
+# ---- what a kind of weight is: for a block b of 32 inputs of the 8 rows at w, its dot
+# products with one and with four rows of x, the factor of a dot product, and what the sum of
+# x is multiplied with
 
 
 @inline
-def step_q4_0(c: Any, w: int, b: int, a: int, scale: float, total: float) -> Any:
-    """``d * (q - 8)``: 8 d times the sum of x is taken off."""
-    p = w + b * 144
-    d = load_f16x8(p)
-    c = fma(to_f32(dot_nibbles(p + 16, a)), mul(d, splat_f32(scale)), c)
-    return fma(d, splat_f32(to_scalar_f32(-8) * total), c)
+def dot_q4_0(w: int, b: int, a: int) -> Any:
+    return dot_nibbles(w + b * 144 + 16, a)
 
 
 @inline
-def step_q4_1(c: Any, w: int, b: int, a: int, scale: float, total: float) -> Any:
-    """``d * q + m``."""
-    p = w + b * 160
-    c = fma(to_f32(dot_nibbles(p + 32, a)), mul(load_f16x8(p), splat_f32(scale)), c)
-    return fma(load_f16x8(p + 16), splat_f32(total), c)
+def dots_q4_0(w: int, b: int, a: int, row: int) -> Any:
+    return dot_nibbles_4(w + b * 144 + 16, a, row)
 
 
 @inline
-def step_u4z(c: Any, w: int, b: int, a: int, scale: float, total: float) -> Any:
-    """``d * (q - z)``."""
-    p = w + b * 160
-    d = load_f16x8(p)
-    c = fma(to_f32(dot_nibbles(p + 32, a)), mul(d, splat_f32(scale)), c)
-    return fma(mul(d, load_f16x8(p + 16)), splat_f32(-total), c)
+def factor_q4_0(w: int, b: int) -> Any:
+    return load_f16x8(w + b * 144)
 
 
 @inline
-def step_q8_0(c: Any, w: int, b: int, a: int, scale: float, total: float) -> Any:
-    """``d * q``."""
-    p = w + b * 272
-    return fma(to_f32(dot_bytes(p + 16, a)), mul(load_f16x8(p), splat_f32(scale)), c)
+def offset_q4_0(w: int, b: int) -> Any:
+    """Weights are ``d * (q - 8)``."""
+    return mul(load_f16x8(w + b * 144), splat_f32(to_scalar_f32(-8)))
 
 
 @inline
-def step_w8a8(c: Any, w: int, b: int, a: int, scale: float, total: float) -> Any:
-    """``q``; the scale of a row is applied at the end."""
-    return fma(to_f32(dot_bytes(w + b * 256, a)), splat_f32(scale), c)
+def dot_q4_1(w: int, b: int, a: int) -> Any:
+    return dot_nibbles(w + b * 160 + 32, a)
 
 
 @inline
-def _sub_scale(p: int, s: int) -> Any:
-    """``d * scale`` of a sub-block of Q4_K or Q5_K."""
+def dots_q4_1(w: int, b: int, a: int, row: int) -> Any:
+    return dot_nibbles_4(w + b * 160 + 32, a, row)
+
+
+@inline
+def factor_q4_1(w: int, b: int) -> Any:
+    return load_f16x8(w + b * 160)
+
+
+@inline
+def offset_q4_1(w: int, b: int) -> Any:
+    """Weights are ``d * q + m``."""
+    return load_f16x8(w + b * 160 + 16)
+
+
+@inline
+def offset_u4z(w: int, b: int) -> Any:
+    """Weights are ``d * (q - z)``."""
+    return negative(mul(load_f16x8(w + b * 160), load_f16x8(w + b * 160 + 16)))
+
+
+@inline
+def dot_q8_0(w: int, b: int, a: int) -> Any:
+    return dot_bytes(w + b * 272 + 16, a)
+
+
+@inline
+def dots_q8_0(w: int, b: int, a: int, row: int) -> Any:
+    return dot_bytes_4(w + b * 272 + 16, a, row)
+
+
+@inline
+def factor_q8_0(w: int, b: int) -> Any:
+    return load_f16x8(w + b * 272)
+
+
+@inline
+def dot_w8a8(w: int, b: int, a: int) -> Any:
+    return dot_bytes(w + b * 256, a)
+
+
+@inline
+def dots_w8a8(w: int, b: int, a: int, row: int) -> Any:
+    return dot_bytes_4(w + b * 256, a, row)
+
+
+@inline
+def factor_w8a8(w: int, b: int) -> Any:
+    """A row's scale is applied at the end."""
+    return splat_f32(to_scalar_f32(1))
+
+
+@inline
+def sub_scale(p: int, s: int) -> Any:
+    """``d * scale`` of sub-block s of the super-block of Q4_K or Q5_K at p."""
     low = and_i32(load_u8x8_i32(p + 32 + 8 * s), splat_i32(15))
     high = shr_i32(load_u8x8_i32(p + 96 + 8 * (s >> 1)), 4 * (s & 1))
     six = or_i32(low, shl_i32(and_i32(high, splat_i32(3)), 4))
@@ -101,38 +148,75 @@ def _sub_scale(p: int, s: int) -> Any:
 
 
 @inline
-def _sub_minimum(p: int, s: int) -> Any:
-    """``dmin * minimum`` of a sub-block of Q4_K or Q5_K."""
+def sub_minimum(p: int, s: int) -> Any:
+    """``-dmin * minimum`` of a sub-block of Q4_K or Q5_K."""
     low = shr_i32(load_u8x8_i32(p + 32 + 8 * s), 4)
     high = shr_i32(load_u8x8_i32(p + 96 + 8 * (s >> 1)), 4 * (s & 1) + 2)
     six = or_i32(low, shl_i32(and_i32(high, splat_i32(3)), 4))
-    return mul(load_f16x8(p + 16), to_f32(six))
+    return negative(mul(load_f16x8(p + 16), to_f32(six)))
 
 
 @inline
-def step_q4_k(c: Any, w: int, b: int, a: int, scale: float, total: float) -> Any:
-    """``d * scale * q - dmin * minimum``."""
-    p, s = w + (b >> 3) * 1152, b & 7
-    d = _sub_scale(p, s)
-    c = fma(to_f32(dot_nibbles(p + 128 + 128 * s, a)), mul(d, splat_f32(scale)), c)
-    return fma(_sub_minimum(p, s), splat_f32(-total), c)
+def dot_q4_k(w: int, b: int, a: int) -> Any:
+    return dot_nibbles(w + (b >> 3) * 1152 + 128 + 128 * (b & 7), a)
 
 
 @inline
-def step_q5_k(c: Any, w: int, b: int, a: int, scale: float, total: float) -> Any:
-    """Like Q4_K, with a fifth bit."""
-    p, s = w + (b >> 3) * 1408, b & 7
-    d = _sub_scale(p, s)
-    c = fma(to_f32(dot_fives(p + 128 + 160 * s, a)), mul(d, splat_f32(scale)), c)
-    return fma(_sub_minimum(p, s), splat_f32(-total), c)
+def dots_q4_k(w: int, b: int, a: int, row: int) -> Any:
+    return dot_nibbles_4(w + (b >> 3) * 1152 + 128 + 128 * (b & 7), a, row)
 
 
 @inline
-def step_q6_k(c: Any, w: int, b: int, a: int, scale: float, total: float) -> Any:
-    """``d * scale * (q - 32)``, with a scale for each 16."""
-    p, s = w + (b >> 3) * 1680, b & 7
-    dot = dot_sixes(p + 144 + 192 * s, p + 16 + 16 * s, a)
-    return fma(to_f32(dot), mul(load_f16x8(p), splat_f32(scale)), c)
+def factor_q4_k(w: int, b: int) -> Any:
+    return sub_scale(w + (b >> 3) * 1152, b & 7)
+
+
+@inline
+def offset_q4_k(w: int, b: int) -> Any:
+    return sub_minimum(w + (b >> 3) * 1152, b & 7)
+
+
+@inline
+def dot_q5_k(w: int, b: int, a: int) -> Any:
+    return dot_fives(w + (b >> 3) * 1408 + 128 + 160 * (b & 7), a)
+
+
+@inline
+def dots_q5_k(w: int, b: int, a: int, row: int) -> Any:
+    return dot_fives_4(w + (b >> 3) * 1408 + 128 + 160 * (b & 7), a, row)
+
+
+@inline
+def factor_q5_k(w: int, b: int) -> Any:
+    return sub_scale(w + (b >> 3) * 1408, b & 7)
+
+
+@inline
+def offset_q5_k(w: int, b: int) -> Any:
+    return sub_minimum(w + (b >> 3) * 1408, b & 7)
+
+
+@inline
+def dot_q6_k(w: int, b: int, a: int) -> Any:
+    """The int8 scales of 16 inputs are part of the dot product."""
+    p = w + (b >> 3) * 1680
+    return dot_sixes(p + 144 + 192 * (b & 7), p + 16 + 16 * (b & 7), a)
+
+
+@inline
+def dots_q6_k(w: int, b: int, a: int, row: int) -> Any:
+    p = w + (b >> 3) * 1680
+    return dot_sixes_4(p + 144 + 192 * (b & 7), p + 16 + 16 * (b & 7), a, row)
+
+
+@inline
+def factor_q6_k(w: int, b: int) -> Any:
+    return load_f16x8(w + (b >> 3) * 1680)
+
+
+@inline
+def no_offset(w: int, b: int) -> Any:
+    return zero_f32x8()
 
 
 # ---- tiles, and the whole product ----------------------------------------------------------
@@ -155,28 +239,34 @@ def finish(out: int, c: Any, n: int, bias: int, scales: int, accumulate: int, co
         store_first(out, c, count)
 
 
-def make_multiply(step: Any, block_bytes: int) -> Any:
-    """Make the product over one kind of weight.
+def make_multiply(dot: Any, dots: Any, factor: Any, offset: Any, block_bytes: int) -> Any:
+    """Make the product over one kind of weight, from what the kind is.
 
-    Args:
-        step: Adds a block of 32 inputs to 8 sums.
-        block_bytes: Bytes of 32 inputs of 8 rows, on average.
+    `block_bytes` are the bytes of 32 inputs of 8 rows, on average.
     """
+    has_offset = offset is not no_offset
+
+    @inline
+    def add_block(c: Any, product: Any, d: Any, o: Any, s: int, t: int) -> Any:
+        """Add a block's dot product; `s` and `t` are where its scale and sum are."""
+        c = fma(to_f32(product), mul(d, broadcast_f32(s)), c)
+        if has_offset:
+            c = fma(o, broadcast_f32(t), c)
+        return c
 
     @jit
     def tile_4(w: int, blocks: int, a: int, k: int, row: int) -> Any:
-        c0 = zero_f32x8()
-        c1 = zero_f32x8()
-        c2 = zero_f32x8()
-        c3 = zero_f32x8()
+        c0 = c1 = c2 = c3 = zero_f32x8()
         for b in range(blocks):
-            q = a + 32 * b
+            p0, p1, p2, p3 = dots(w, b, a + 32 * b, row)
+            d = factor(w, b)
+            o = offset(w, b)
             s = a + k + 4 * b
             t = s + 4 * blocks
-            c0 = step(c0, w, b, q, load_f32(s), load_f32(t))
-            c1 = step(c1, w, b, q + row, load_f32(s + row), load_f32(t + row))
-            c2 = step(c2, w, b, q + 2 * row, load_f32(s + 2 * row), load_f32(t + 2 * row))
-            c3 = step(c3, w, b, q + 3 * row, load_f32(s + 3 * row), load_f32(t + 3 * row))
+            c0 = add_block(c0, p0, d, o, s, t)
+            c1 = add_block(c1, p1, d, o, s + row, t + row)
+            c2 = add_block(c2, p2, d, o, s + 2 * row, t + 2 * row)
+            c3 = add_block(c3, p3, d, o, s + 3 * row, t + 3 * row)
         return c0, c1, c2, c3
 
     @jit
@@ -186,29 +276,32 @@ def make_multiply(step: Any, block_bytes: int) -> Any:
             s = a + k + 4 * b
             prefetch(w + b * block_bytes + 1024)
             prefetch(w + b * block_bytes + 1088)
-            c = step(c, w, b, a + 32 * b, load_f32(s), load_f32(s + 4 * blocks))
+            product = dot(w, b, a + 32 * b)
+            c = add_block(c, product, factor(w, b), offset(w, b), s, s + 4 * blocks)
         return c
 
     @jit
     def multiply(
         thread: int,
         a: int,
+        row: int,
         m: int,
         n: int,
         k: int,
         weight: int,
         bias: int,
         scales: int,
+        _scale_block: int,
         out: int,
         out_row: int,
         accumulate: int,
     ) -> None:
         """Multiply `m` quantized rows at `a`; ends without a barrier.
 
-        `out_row` is the distance of rows of the result in bytes.
+        `row` and `out_row` are the distances of rows of x and of the result in bytes. With
+        `accumulate`, the result is added to what is in `out`.
         """
         blocks = k // 32
-        row = quantized_bytes(k)
         group_bytes = blocks * block_bytes
         groups = (n + 7) // 8
         share = groups // (8 * num_threads(thread))
@@ -266,7 +359,8 @@ def make_matmul(multiply: Any) -> Any:
         `PRIVATE_ROWS`.
         """
         a = quantize_rows(thread, x, x_row, m, k, scratch)
-        multiply(thread, a, m, n, k, weight, bias, scales, out, 4 * n, 0)
+        row = quantized_bytes(k)
+        multiply(thread, a, row, m, n, k, weight, bias, scales, 0, out, 4 * n, 0)
 
     return matmul
 
@@ -288,14 +382,14 @@ def quantize_rows(thread: int, x: int, x_row: int, m: int, k: int, scratch: int)
     return scratch
 
 
-multiply_q4_0 = make_multiply(step_q4_0, 144)
-multiply_q4_1 = make_multiply(step_q4_1, 160)
-multiply_u4z = make_multiply(step_u4z, 160)
-multiply_q8_0 = make_multiply(step_q8_0, 272)
-multiply_w8a8 = make_multiply(step_w8a8, 256)
-multiply_q4_k = make_multiply(step_q4_k, 144)
-multiply_q5_k = make_multiply(step_q5_k, 176)
-multiply_q6_k = make_multiply(step_q6_k, 210)
+multiply_q4_0 = make_multiply(dot_q4_0, dots_q4_0, factor_q4_0, offset_q4_0, 144)
+multiply_q4_1 = make_multiply(dot_q4_1, dots_q4_1, factor_q4_1, offset_q4_1, 160)
+multiply_u4z = make_multiply(dot_q4_1, dots_q4_1, factor_q4_1, offset_u4z, 160)
+multiply_q8_0 = make_multiply(dot_q8_0, dots_q8_0, factor_q8_0, no_offset, 272)
+multiply_w8a8 = make_multiply(dot_w8a8, dots_w8a8, factor_w8a8, no_offset, 256)
+multiply_q4_k = make_multiply(dot_q4_k, dots_q4_k, factor_q4_k, offset_q4_k, 144)
+multiply_q5_k = make_multiply(dot_q5_k, dots_q5_k, factor_q5_k, offset_q5_k, 176)
+multiply_q6_k = make_multiply(dot_q6_k, dots_q6_k, factor_q6_k, no_offset, 210)
 
 q4_0 = make_matmul(multiply_q4_0)
 q4_1 = make_matmul(multiply_q4_1)

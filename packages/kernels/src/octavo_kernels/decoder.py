@@ -1,0 +1,312 @@
+"""All layers of a Llama-like decoder as one call of the CPU kernels.
+
+What one operation after the other costs beside the kernels (about 330 calls for 30 layers)
+is most of a step of a small model; this is one call a step. Operation by operation, the
+results are those of the public functions, bit for bit.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.attention_problem import AttentionProblem, attend
+from octavo_kernels.cpu.jit import Kernel
+from octavo_kernels.cpu.threads import get_num_threads
+from octavo_kernels.fused_add_rms_norm import fused_add_rms_norm
+from octavo_kernels.gelu_and_mul import gelu_and_mul
+from octavo_kernels.packed_weight import DENSE_KINDS, WEIGHT_KINDS, PackedWeight
+from octavo_kernels.paged_attention import paged_attention
+from octavo_kernels.quantized_matmul import PRIVATE_ROWS, quantized_matmul
+from octavo_kernels.rms_norm import rms_norm
+from octavo_kernels.rotary_embedding import rotary_embedding
+from octavo_kernels.silu_and_mul import silu_and_mul
+from octavo_kernels.write_kv_cache import write_kv_cache
+
+_decode = Kernel("decoder.decode", "q")
+_multiply = {
+    kind: Kernel(
+        f"dense_matmul.multiply_{kind}"
+        if kind in DENSE_KINDS
+        else f"quantized_matmul.multiply_{kind}",
+        "q" * 12,
+    )
+    for kind in WEIGHT_KINDS
+}
+_CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+_LAYER_WORDS = 11
+_PROBLEM, _KEY_CACHE, _VALUE_CACHE = 4, 5, 6  # words of a layer
+_ARGUMENT_BYTES = 128
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderLayer:
+    """The weights of one layer.
+
+    Projections of one input come as a list, in the order of their rows: one weight where
+    they could be joined, several where they are of different kinds.
+
+    Attributes:
+        input_norm: ``[hidden_size]`` float32.
+        qkv: Queries, keys and values.
+        qkv_bias: One for each of `qkv`, or None.
+        output: Of attention.
+        output_bias: ``[hidden_size]``, or None.
+        ffn_norm: ``[hidden_size]`` float32.
+        gate_up: Gate, then up.
+        down: Of the feed-forward.
+        query_norm: ``[head_dim]`` float32, RMS norm of each query head, or None.
+        key_norm: ``[head_dim]`` float32, likewise.
+    """
+
+    input_norm: Tensor
+    qkv: Sequence[PackedWeight]
+    output: PackedWeight
+    ffn_norm: Tensor
+    gate_up: Sequence[PackedWeight]
+    down: PackedWeight
+    qkv_bias: Sequence[Tensor | None] | None = None
+    output_bias: Tensor | None = None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+
+
+class Decoder:
+    """The layers and the final norm of a Llama-like model on a CPU.
+
+    Args:
+        layers: Their weights.
+        final_norm: ``[hidden_size]`` float32.
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads.
+        head_dim: Size of a head, a multiple of 8.
+        eps: Of the norms.
+        cos_sin_cache: ``[max_position, rotary_dim]`` float32, as `rotary_embedding` takes it.
+        activation: ``silu``, ``gelu`` or ``gelu_tanh``.
+
+    Raises:
+        ValueError: Something is not supported in one call: sizes that are not multiples of
+            8 (16 for `rotary_dim`), or weights with sorted inputs.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[DecoderLayer],
+        final_norm: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+        cos_sin_cache: Tensor,
+        activation: str = "silu",
+    ) -> None:
+        self.layers = list(layers)
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.eps, self.activation = eps, activation
+        self.final_norm = final_norm.float().contiguous()
+        self.cos_sin_cache = cos_sin_cache.float().contiguous()
+        self.hidden_size = final_norm.shape[0]
+        self.ffn_size = layers[0].down.shape[1]
+        self._check()
+        self._owned: list[Tensor] = []
+        words = [word for layer in self.layers for word in self._layer_words(layer)]
+        self._layer_words_of = torch.tensor(words, dtype=torch.int64).view(-1, _LAYER_WORDS)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[tuple[Tensor, Tensor]],
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> Tensor:
+        """Run all layers, and fill the KV cache.
+
+        Args:
+            hidden: ``[num_tokens, hidden_size]`` float32, contiguous: the embeddings. It is
+                used as the residual stream, and holds its end afterwards.
+            positions: ``[num_tokens]`` integers.
+            kv_caches: Key and value cache of each layer, ``[num_blocks, num_kv_heads,
+                block_size, head_dim]`` of float32, bfloat16 or float16.
+            metadata: How the tokens divide into requests.
+            scale: Factor of the scores.
+
+        Returns:
+            ``[num_tokens, hidden_size]`` float32, after the final norm.
+        """
+        num_tokens = len(hidden)
+        if num_tokens == 0:
+            return hidden.clone()
+        key_cache, value_cache = kv_caches[0]
+        buffers = _Buffers(self, num_tokens)
+        problem = AttentionProblem(buffers.query, key_cache, value_cache, metadata, scale)
+        # One problem for each layer: they differ in where the caches are.
+        problems = problem.words.expand(len(self.layers), -1).clone()
+        keys = torch.tensor([k.data_ptr() for k, _ in kv_caches])
+        values = torch.tensor([v.data_ptr() for _, v in kv_caches])
+        problems[:, 1], problems[:, 2] = keys, values
+        layers = self._layer_words_of.clone()
+        layers[:, _PROBLEM] = problems.data_ptr() + problems.stride(0) * 8 * torch.arange(
+            len(self.layers)
+        )
+        layers[:, _KEY_CACHE], layers[:, _VALUE_CACHE] = keys, values
+        where = positions.to(torch.int32).contiguous()
+        slots = metadata.slot_mapping.to(torch.int32).contiguous()
+        output = torch.empty_like(hidden)
+        eps = struct.unpack("<q", struct.pack("<f4x", self.eps))[0]
+        words = [
+            *(layers.data_ptr(), len(self.layers), hidden.data_ptr(), self.hidden_size),
+            *(num_tokens, eps, self.cos_sin_cache.data_ptr(), self.cos_sin_cache.shape[1]),
+            *(where.data_ptr(), slots.data_ptr(), self.num_heads, self.num_kv_heads),
+            *(self.head_dim, key_cache.shape[2], _CACHE_KINDS[key_cache.dtype]),
+            *(attend[key_cache.dtype].address, buffers.query.data_ptr()),
+            *(problem.output.data_ptr(), buffers.qkv.data_ptr(), buffers.qkv.shape[1]),
+            *(buffers.gate_up.data_ptr(), self.ffn_size, _ACTIVATIONS[self.activation]),
+            *(buffers.normed, buffers.quantized, buffers.ffn_quantized.data_ptr()),
+            *(buffers.ffn_rows.data_ptr(), buffers.arguments.data_ptr(), buffers.private_bytes),
+            *(self.final_norm.data_ptr(), output.data_ptr()),
+        ]
+        block = torch.tensor(words)
+        _decode(block.data_ptr())
+        return output
+
+    def forward_reference(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[tuple[Tensor, Tensor]],
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> Tensor:
+        """Do the same with one public function after the other; `hidden` is left as it is."""
+        residual = torch.zeros_like(hidden)
+        for layer, (key_cache, value_cache) in zip(self.layers, kv_caches, strict=True):
+            normed, residual = fused_add_rms_norm(hidden, residual, layer.input_norm, self.eps)
+            biases = layer.qkv_bias or [None] * len(layer.qkv)
+            parts = [
+                quantized_matmul(normed, weight, bias)
+                for weight, bias in zip(layer.qkv, biases, strict=True)
+            ]
+            query, key, value = self._split(torch.cat(parts, dim=1))
+            if layer.query_norm is not None:
+                query = self._norm_heads(query, layer.query_norm)
+            if layer.key_norm is not None:
+                key = self._norm_heads(key, layer.key_norm)
+            query, key = rotary_embedding(positions, query, key, self.cos_sin_cache)
+            write_kv_cache(key, value, key_cache, value_cache, metadata.slot_mapping)
+            attended = paged_attention(query, key_cache, value_cache, metadata, scale)
+            hidden = quantized_matmul(attended.flatten(1), layer.output, layer.output_bias)
+            normed, residual = fused_add_rms_norm(hidden, residual, layer.ffn_norm, self.eps)
+            gate_up = [quantized_matmul(normed, weight) for weight in layer.gate_up]
+            hidden = quantized_matmul(self._activate(torch.cat(gate_up, dim=1)), layer.down)
+        return rms_norm(hidden + residual, self.final_norm, self.eps)
+
+    def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        heads = qkv.view(len(qkv), -1, self.head_dim)
+        query, key, value = torch.split(
+            heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1
+        )
+        return query, key, value
+
+    def _norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
+        flat = heads.reshape(-1, self.head_dim)
+        return rms_norm(flat, weight, self.eps).view(heads.shape)
+
+    def _activate(self, gate_up: Tensor) -> Tensor:
+        if self.activation == "silu":
+            return silu_and_mul(gate_up)
+        return gelu_and_mul(gate_up, "tanh" if self.activation == "gelu_tanh" else "none")
+
+    def _check(self) -> None:
+        if self.activation not in _ACTIVATIONS:
+            raise ValueError(
+                f"activation is {self.activation!r}; it must be one of {', '.join(_ACTIVATIONS)}"
+            )
+        rotary_dim = self.cos_sin_cache.shape[1]
+        for name, size, multiple in [
+            ("head_dim", self.head_dim, 8),
+            ("rotary_dim", rotary_dim, 16),
+            ("hidden_size", self.hidden_size, 32),
+            ("intermediate_size", self.ffn_size, 32),
+        ]:
+            if size % multiple:
+                raise ValueError(
+                    f"{name} is {size}; in one call it must be a multiple of {multiple}"
+                )
+        for layer in self.layers:
+            for weight in (*layer.qkv, layer.output, *layer.gate_up, layer.down):
+                if weight.input_order is not None:
+                    raise ValueError("weights with sorted inputs are not supported in one call")
+
+    def _layer_words(self, layer: DecoderLayer) -> list[int]:
+        """Addresses of a layer's weights; those of its caches come with each step."""
+        return [
+            self._keep(layer.input_norm),
+            self._parts(layer.qkv, layer.qkv_bias),
+            self._keep(layer.query_norm),
+            self._keep(layer.key_norm),
+            *(0, 0, 0),
+            self._parts([layer.output], [layer.output_bias]),
+            self._keep(layer.ffn_norm),
+            self._parts(layer.gate_up),
+            self._parts([layer.down]),
+        ]
+
+    def _parts(
+        self, weights: Sequence[PackedWeight], biases: Sequence[Tensor | None] | None = None
+    ) -> int:
+        """Describe the projections of one input, and return where."""
+        quantized = [weight.kind not in DENSE_KINDS for weight in weights]
+        words = [len(weights), int(any(quantized))]
+        column = 0
+        for i, weight in enumerate(weights):
+            bias = biases[i] if biases else None
+            if bias is not None:
+                bias = torch.nn.functional.pad(bias.float(), (0, -len(bias) % 16))
+            words += [
+                *(_multiply[weight.kind].address, int(quantized[i]), *weight.shape),
+                *(self._keep(weight.data), self._keep(bias), self._keep(weight.scales)),
+                *(weight.scale_block, column),
+            ]
+            column += weight.shape[0]
+        return self._keep(torch.tensor(words))
+
+    def _keep(self, tensor: Tensor | None) -> int:
+        """Return a tensor's address, and see to it that the tensor lives as long as this."""
+        if tensor is None:
+            return 0
+        kept = tensor.float() if tensor.is_floating_point() else tensor
+        kept = kept.contiguous()
+        self._owned.append(kept)
+        return kept.data_ptr()
+
+
+class _Buffers:
+    """Memory of one step."""
+
+    def __init__(self, decoder: Decoder, num_tokens: int) -> None:
+        num_threads = get_num_threads()
+        query_size = decoder.num_heads * decoder.head_dim
+        qkv_size = query_size + 2 * decoder.num_kv_heads * decoder.head_dim
+        ffn_size = decoder.ffn_size
+        self.query = torch.empty(num_tokens, decoder.num_heads, decoder.head_dim)
+        self.qkv = torch.empty(num_tokens, qkv_size)
+        self.gate_up = torch.empty(num_tokens, 2 * ffn_size)
+        self.ffn_rows = torch.empty(num_tokens, ffn_size)
+        self.ffn_quantized = torch.empty(num_tokens * (ffn_size + ffn_size // 4), dtype=torch.uint8)
+        self.arguments = torch.empty(num_threads * _ARGUMENT_BYTES, dtype=torch.uint8)
+        # Rows as float32 and quantized: each thread's own if there are few, shared if many.
+        widest = max(decoder.hidden_size, query_size)
+        normed_bytes = 4 * num_tokens * decoder.hidden_size
+        self.private_bytes = normed_bytes + num_tokens * (widest + widest // 4)
+        self.private_bytes = -(-self.private_bytes // 64) * 64  # a cache line has one owner
+        copies = num_threads if num_tokens <= PRIVATE_ROWS else 1
+        self._rows = torch.empty(copies * self.private_bytes, dtype=torch.uint8)
+        self.normed = self._rows.data_ptr()
+        self.quantized = self.normed + normed_bytes
