@@ -180,8 +180,11 @@ def compile_target(name: str, only: str) -> Iterator[tuple[str, bool]]:
         try:
             with recorder.active():
                 launch()
-        except Exception as error:
-            message = " ".join(str(error).split())[:300]
+        except Exception as caught:
+            error: BaseException = caught
+            while error.__cause__ is not None:  # that of the innermost function
+                error = error.__cause__
+            message = " ".join(str(error).split())[-300:]
             yield f"BAD {name} {case}: {type(error).__name__}: {message}", False
         for result in recorder.compiled[first:]:
             good = result.shared <= tiles.SHARED_MEMORY[name] and not result.spilled

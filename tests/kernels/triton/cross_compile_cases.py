@@ -116,7 +116,7 @@ def _elementwise_cases() -> Iterator[tuple[str, Callable[[], object]]]:
     gated = torch.zeros(4, 2 * 14336, dtype=BF16)
     yield "silu_and_mul", partial(kernels.silu_and_mul, gated)
     yield "gelu_and_mul", partial(kernels.gelu_and_mul, gated)
-    yield "gelu_and_mul tanh", partial(kernels.gelu_and_mul, gated, approximate=True)
+    yield "gelu_and_mul tanh", partial(kernels.gelu_and_mul, gated, approximate="tanh")
     positions = torch.zeros(4, dtype=torch.int64)
     for dim, rotary_dim, interleaved in ((128, 128, False), (128, 128, True), (80, 32, False)):
         query, key = (torch.zeros(4, heads, dim, dtype=BF16) for heads in (32, 8))

@@ -6,6 +6,7 @@ import torch
 from octavo_kernels import triton as kernels
 from octavo_kernels.pack_weight import (
     pack_awq_weight,
+    pack_dense_weight,
     pack_fp8_weight,
     pack_gptq_weight,
     pack_weight,
@@ -127,6 +128,19 @@ def test_scaled_products(shape, dtype):
     result = kernels.scaled_matmul(x, weight, scales, bias)
     expected = back.double() @ (weight.double() * scales.double()[:, None]).T + bias.double()
     torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "w8a8", "bf16"])
+def test_packed_weights_are_laid_out_once(kind):
+    wide = torch.randn(24, 64)
+    weight = pack_dense_weight(wide.bfloat16()) if kind == "bf16" else quantize_weight(wide, kind)
+    x, bias = torch.randn(3, 64), torch.randn(24)
+    results = [kernels.quantized_matmul(x, weight, bias) for _ in range(2)]
+    assert torch.equal(*results)
+    expected = x @ unpack_weight(weight).T + bias
+    # w8a8 rounds activations to 1/254 of a row's largest.
+    limit = 0.15 if kind == "w8a8" else 1e-4
+    torch.testing.assert_close(results[0], expected, rtol=limit, atol=limit)
 
 
 def test_nothing_to_multiply():

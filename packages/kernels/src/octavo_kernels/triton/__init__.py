@@ -16,6 +16,7 @@ from octavo_kernels.triton.grouped_weight import GROUPED_KINDS, GroupedWeight, g
 from octavo_kernels.triton.layer_norm import layer_norm
 from octavo_kernels.triton.mla_decode import mla_decode
 from octavo_kernels.triton.paged_attention import paged_attention
+from octavo_kernels.triton.quantized_matmul import quantized_matmul
 from octavo_kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
 from octavo_kernels.triton.rotary_embedding import rotary_embedding
 from octavo_kernels.triton.sample import sample
@@ -38,6 +39,7 @@ __all__ = [
     "mla_decode",
     "paged_attention",
     "quantize_rows",
+    "quantized_matmul",
     "rms_norm",
     "rotary_embedding",
     "sample",

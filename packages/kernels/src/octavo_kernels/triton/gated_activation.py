@@ -26,17 +26,14 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return _launch(x, SILU.value)
 
 
-def gelu_and_mul(x: Tensor, *, approximate: bool = False) -> Tensor:
-    """Compute ``gelu(gate) * up`` (Shazeer 2020, arXiv 2002.05202).
+def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
+    """Compute ``gelu(gate) * up``; see `octavo_kernels.gelu_and_mul`.
 
     Args:
         x: ``[num_tokens, 2 * intermediate_size]``; the gate comes first.
-        approximate: Whether GELU is computed with tanh in place of the error function.
-
-    Returns:
-        ``[num_tokens, intermediate_size]``.
+        approximate: ``none`` for the error function, or ``tanh``.
     """
-    return _launch(x, GELU_TANH.value if approximate else GELU.value)
+    return _launch(x, GELU_TANH.value if approximate == "tanh" else GELU.value)
 
 
 def _launch(x: Tensor, kind: int) -> Tensor:

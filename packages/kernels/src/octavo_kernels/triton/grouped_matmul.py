@@ -158,10 +158,14 @@ def _by_group(
     """
     if GROUP >= BLOCK_K:
         of_group = tl.load(values + group_at + start // GROUP, mask=is_row, other=0)
-        return of_group.to(tl.float32)[:, None]
-    NUM_GROUPS: tl.constexpr = BLOCK_K // GROUP
-    group = start // GROUP + tl.arange(0, NUM_GROUPS)
-    inside = is_row[:, None] & (group < in_features // GROUP)[None, :]
-    of_groups = tl.load(values + group_at[:, None] + group[None, :], mask=inside, other=0)
-    repeated = tl.broadcast_to(of_groups.to(tl.float32)[:, :, None], [BLOCK_N, NUM_GROUPS, GROUP])
-    return tl.reshape(repeated, [BLOCK_N, BLOCK_K])
+        result = of_group.to(tl.float32)[:, None]
+    else:
+        NUM_GROUPS: tl.constexpr = BLOCK_K // GROUP
+        group = start // GROUP + tl.arange(0, NUM_GROUPS)
+        inside = is_row[:, None] & (group < in_features // GROUP)[None, :]
+        of_groups = tl.load(values + group_at[:, None] + group[None, :], mask=inside, other=0)
+        repeated = tl.broadcast_to(
+            of_groups.to(tl.float32)[:, :, None], [BLOCK_N, NUM_GROUPS, GROUP]
+        )
+        result = tl.reshape(repeated, [BLOCK_N, BLOCK_K])
+    return result

@@ -124,6 +124,9 @@ def prefill_attention(target: str, head_dim: int, item_size: int, cache_item_siz
         return Tile(16, 32 if head_dim <= 64 else 16, 0, 4, 1)
     if target == "gfx942":
         return Tile(64, 64 if head_dim <= 128 else 32, 0, 4, 1)
+    if cache_item_size == 1 and target == "sm_80":
+        # Numbers of 8 bits are widened in registers: with 64 rows of 256, 64 bytes spill.
+        return Tile(64, 32, 0, 8, 2) if head_dim <= 128 else Tile(32, 32, 0, 8, 2)
     if head_dim <= 64:
         # 4 warps of sm_80 would spill 64 bytes.
         return Tile(128, 64, 0, 4, 3) if target == "sm_90" else Tile(128, 64, 0, 8, 3)
