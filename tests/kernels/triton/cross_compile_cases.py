@@ -6,6 +6,7 @@ Tensors are on the meta device or tiny where values are read on the host; nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -79,6 +80,9 @@ def _attention_cases() -> Iterator[tuple[str, Callable[[], object]]]:
                 kernels.paged_attention(query, *caches, _metadata(query_lens, 600), 0.1, **options)
 
             yield f"attention {name} {step}", launch
+            if name == "starter":
+                # Where a number is 1, Triton compiles it in as a constant.
+                yield f"one request {step}", partial(launch, query_lens=query_lens[:1])
 
 
 def _cache_cases() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -135,6 +139,8 @@ def _sampling_cases() -> Iterator[tuple[str, Callable[[], object]]]:
         floats, integers.astype(np.int32), floats, floats, integers, integers
     )
     yield "sample", partial(kernels.sample, logits, metadata)
+    one = SamplingMetadata(*(getattr(metadata, field.name)[:1] for field in fields(metadata)))
+    yield "one row", partial(kernels.sample, logits[:1], one)
     yield "logprobs", partial(kernels.compute_logprobs, logits, rows, 5)
     bitmask = torch.zeros(2, 4008, dtype=torch.int32)
     yield "bitmask", partial(kernels.apply_bitmask, logits, bitmask, rows)

@@ -83,8 +83,8 @@ def test_e4m3_in_integers_is_the_conversion_of_torch(monkeypatch):
     middles = (finite[1:] + finite[:-1]) / 2
     x = torch.cat([finite, middles, middles * (1 + 2**-20), middles * (1 - 2**-20)])
     x = torch.cat([x, torch.tensor([1e-9, -1e-9, 0.0, -0.0, 500.0, -1e30])])
-    x = torch.nn.functional.pad(x, (0, -len(x) % 16)).view(-1, 1, 16)
-    caches = [torch.zeros(len(x), 1, 1, 16).to(torch.float8_e4m3fn) for _ in range(2)]
+    x = torch.nn.functional.pad(x, (0, -len(x) % 128)).view(-1, 1, 128)
+    caches = [torch.zeros(len(x), 1, 1, 128).to(torch.float8_e4m3fn) for _ in range(2)]
     write_kv_cache(x, x, *caches, torch.arange(len(x)))
     expected = x.clamp(-448, 448).to(torch.float8_e4m3fn)
     assert torch.equal(_bits(caches[0][:, 0]), _bits(expected))
