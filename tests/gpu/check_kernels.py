@@ -289,7 +289,7 @@ def experts() -> float:
         (torch.randn(8, *shape, device=DEVICE) / 16).to(BF16) for shape in ((768, 512), (512, 384))
     )
     weights, ids = torch.rand(50, 8, device=DEVICE).topk(2)
-    result = kernels.fused_moe(x, gate_up, down, weights, ids)
+    result = kernels.stacked_moe(x, gate_up, down, weights, ids)
     expected = torch.zeros(50, 512, device=DEVICE)
     for choice in range(2):
         gate, up = torch.einsum("th,toh->to", x.float(), gate_up[ids[:, choice]].float()).chunk(

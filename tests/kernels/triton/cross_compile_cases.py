@@ -183,5 +183,5 @@ def _matmul_cases(target: str) -> Iterator[tuple[str, Callable[[], object]]]:
         ids = torch.zeros(num_tokens, 2, dtype=torch.int64)
         routed = torch.ones(num_tokens, 2)
         x = torch.zeros(num_tokens, 1024, dtype=BF16)
-        yield f"experts {num_tokens}", partial(kernels.fused_moe, x, gate_up, down, routed, ids)
+        yield f"experts {num_tokens}", partial(kernels.stacked_moe, x, gate_up, down, routed, ids)
     assert tiles.matmul(target, 512, 2).rows == 128

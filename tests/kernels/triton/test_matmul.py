@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from octavo_kernels import triton as kernels
+from octavo_kernels.fused_moe import Experts, fused_moe_reference
 from octavo_kernels.pack_weight import (
     pack_awq_weight,
     pack_dense_weight,
@@ -167,9 +168,22 @@ def test_experts(num_tokens, num_experts, dtype):
             gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
             inner = torch.nn.functional.silu(gate) * up
             expected[token] += weights[token, choice] * (down[expert].double() @ inner)
-    result = kernels.fused_moe(x, gate_up, down, weights, ids)
+    result = kernels.stacked_moe(x, gate_up, down, weights, ids)
     limit = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(result.double(), expected, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_experts_of_packed_weights(activation):
+    weights = [torch.randn(shape) for shape in ((64, 32), (32, 32)) for _ in range(3)]
+    packed = [pack_dense_weight(weight) for weight in weights]
+    experts = Experts(packed[:3], packed[3:], activation)
+    assert kernels.takes_experts(experts)
+    x, ids = torch.randn(5, 32), torch.rand(5, 3).topk(2).indices
+    weights = torch.rand(5, 2)
+    result = kernels.fused_moe(x, experts, weights, ids)
+    expected = fused_moe_reference(x, experts, weights, ids)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_all_tokens_to_one_expert_and_none():
@@ -177,6 +191,6 @@ def test_all_tokens_to_one_expert_and_none():
     ids, weights = torch.full((5, 1), 2), torch.ones(5, 1)
     gate, up = (x @ gate_up[2].T).chunk(2, -1)
     expected = (torch.nn.functional.silu(gate) * up) @ down[2].T
-    result = kernels.fused_moe(x, gate_up, down, weights, ids)
+    result = kernels.stacked_moe(x, gate_up, down, weights, ids)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
-    assert kernels.fused_moe(x[:0], gate_up, down, weights[:0], ids[:0]).shape == (0, 16)
+    assert kernels.stacked_moe(x[:0], gate_up, down, weights[:0], ids[:0]).shape == (0, 16)

@@ -9,7 +9,7 @@ from octavo_kernels.triton.apply_bitmask import apply_bitmask
 from octavo_kernels.triton.apply_penalties import apply_penalties
 from octavo_kernels.triton.compute_logprobs import compute_logprobs
 from octavo_kernels.triton.copy_blocks import copy_blocks, swap_blocks
-from octavo_kernels.triton.fused_moe import fused_moe
+from octavo_kernels.triton.fused_moe import fused_moe, stacked_moe, takes_experts
 from octavo_kernels.triton.gated_activation import gelu_and_mul, silu_and_mul
 from octavo_kernels.triton.grouped_matmul import grouped_matmul
 from octavo_kernels.triton.grouped_weight import GROUPED_KINDS, GroupedWeight, group_weight
@@ -45,6 +45,8 @@ __all__ = [
     "sample",
     "scaled_matmul",
     "silu_and_mul",
+    "stacked_moe",
     "swap_blocks",
+    "takes_experts",
     "write_kv_cache",
 ]

@@ -7,19 +7,67 @@ be, and a program finds its expert by itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from weakref import WeakKeyDictionary
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo_kernels.fused_moe import Experts
+from octavo_kernels.packed_weight import PackedWeight
 from octavo_kernels.triton import tiles
-from octavo_kernels.triton.gated_activation import silu_and_mul
+from octavo_kernels.triton.gated_activation import gelu_and_mul, silu_and_mul
 from octavo_kernels.triton.launch import on_device_of, with_dense_rows
 from octavo_kernels.triton.search import block_owner
+from octavo_kernels.unpack_weight import unpack_weight
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu_and_mul,
+    "gelu": gelu_and_mul,
+    "gelu_tanh": partial(gelu_and_mul, approximate="tanh"),
+}
+
+# The matrices of dense experts, stacked, for as long as the experts live.
+_stacked: WeakKeyDictionary[Experts, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
 
-def fused_moe(
-    x: Tensor, gate_up: Tensor, down: Tensor, expert_weights: Tensor, expert_ids: Tensor
+def takes_experts(experts: Experts) -> bool:
+    """Whether all experts are dense: packed ones would have to be unpacked in memory."""
+    kinds = {weight.kind for weight in (*experts.gate_up, *experts.down)}
+    return len(kinds) == 1 and kinds <= {"bf16", "f16", "f32"}
+
+
+def fused_moe(x: Tensor, experts: Experts, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+    """Send each token through its experts; see `octavo_kernels.fused_moe`.
+
+    The stacked matrices are kept beside the experts' own for as long as those live; where
+    memory counts, keep stacked matrices only, and call `stacked_moe`.
+
+    Args:
+        x: ``[num_tokens, hidden_size]``.
+        experts: Dense, see `takes_experts`.
+        topk_weights: ``[num_tokens, top_k]``.
+        topk_ids: ``[num_tokens, top_k]`` integers.
+    """
+    if experts not in _stacked:
+        _stacked[experts] = (_stack(experts.gate_up, x.dtype), _stack(experts.down, x.dtype))
+    return stacked_moe(x, *_stacked[experts], topk_weights, topk_ids, experts.activation)
+
+
+def _stack(weights: Sequence[PackedWeight], dtype: torch.dtype) -> Tensor:
+    return torch.stack([unpack_weight(weight).to(dtype) for weight in weights])
+
+
+def stacked_moe(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    expert_weights: Tensor,
+    expert_ids: Tensor,
+    activation: str = "silu",
 ) -> Tensor:
     """Send each token through its experts, and add up what they return.
 
@@ -29,6 +77,7 @@ def fused_moe(
         down: ``[num_experts, hidden_size, intermediate_size]``.
         expert_weights: ``[num_tokens, num_chosen]``, factors of what the experts return.
         expert_ids: ``[num_tokens, num_chosen]`` integers.
+        activation: ``silu``, ``gelu`` or ``gelu_tanh``.
 
     Returns:
         ``[num_tokens, hidden_size]``, of the type of `x`. A token's experts are added in the
@@ -40,7 +89,7 @@ def fused_moe(
     x = with_dense_rows(x)
     order, starts = _sorted_by_expert(expert_ids, len(gate_up))
     hidden = _expert_matmul(x, gate_up, order, starts, num_chosen, None)
-    activated = silu_and_mul(hidden)
+    activated = _ACTIVATIONS[activation](hidden)
     returned = _expert_matmul(activated, down, order, starts, 0, expert_weights)
     return returned.view(num_tokens, num_chosen, -1).float().sum(1).to(x.dtype)
 
