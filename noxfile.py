@@ -4,6 +4,7 @@
     nox -s chat                        chat with it in this terminal
     nox -s tests -- tests/core -k pool run the tests, or some of them
     nox -s "alone(core)"               run one package's tests with its own dependencies only
+    nox -s triton                      test the GPU kernels without a GPU
     nox -s lint types                  style, import rules and types
     nox -s wheels                      build the five wheels and serve from them alone
     nox -s bench -- startup            run bench/startup.py
@@ -25,10 +26,14 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import nox
 
@@ -37,6 +42,11 @@ PACKAGES = ("core", "kernels", "worker", "server", "client")
 CONSTRAINTS = ("-c", "constraints/cpu.txt", "-c", "constraints/test.txt")
 BUILD_BACKEND = ("hatchling", "editables")
 TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
+# The oldest triton that is supported and the newest, with the numpy that its interpreter takes.
+TRITONS = {
+    "3.6.0": ("triton==3.6.0", "numpy<2.4"),
+    "3.9.0": ("triton==3.9.0",),
+}
 # What a package's tests compare it with, beyond TEST_TOOLS.
 TEST_EXTRAS = {
     "core": (),
@@ -113,6 +123,24 @@ def alone(session: nox.Session, package: str) -> None:
     if package == "core":
         session.run("python", "-c", TORCH_IS_ABSENT)
     session.run("python", "-m", "pytest", f"tests/{package}", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def triton(session: nox.Session) -> None:
+    """Test the Triton kernels in its interpreter, and compile them for GPUs: `-- [pytest's]`."""
+    python = python_of(shared_environment(session, *TEST_TOOLS))
+    tests = (python, "-m", "pytest", "-q", "tests/kernels/triton", *session.posargs)
+    compile_all = (python, "tests/kernels/triton/cross_compile.py")
+    jobs = []
+    for version, packages in TRITONS.items():
+        # Beside the shared environment, not in it: `tests` has no triton, as users' CPUs have not.
+        folder = ROOT / ".nox" / f"triton-{version}"
+        pip = (python, "-m", "pip", "install", "-q", "--no-deps", "--upgrade")
+        install = (*pip, "--target", str(folder), *packages)
+        install_once(folder, packages, partial(session.run, *install, external=True))
+        environment = os.environ | {"PYTHONPATH": str(folder)}
+        jobs += [(command, environment) for command in (compile_all, tests)]
+    run_side_by_side(session, jobs)
 
 
 @nox.session(venv_backend="virtualenv")
@@ -222,6 +250,26 @@ def shared_environment(session: nox.Session, *extras: str) -> Path:
         if extras:
             install_once(environment, extras, install_extras)
     return environment
+
+
+def run_side_by_side(
+    session: nox.Session, jobs: Sequence[tuple[Sequence[str], dict[str, str]]]
+) -> None:
+    """Run commands with their environments, as many at once as there are CPUs.
+
+    What each prints comes when it has ended; the session fails if one of them does.
+    """
+
+    def run(job: tuple[Sequence[str], dict[str, str]]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(job[0], env=job[1], stdout=PIPE, stderr=STDOUT, text=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        ended = list(pool.map(run, jobs))
+    for (command, _), process in zip(jobs, ended, strict=True):
+        session.log(" ".join(command))
+        print(process.stdout, flush=True)
+    if any(process.returncode for process in ended):
+        session.error("a command failed, see above")
 
 
 def become_octavo(session: nox.Session, command: str) -> None:

@@ -67,6 +67,12 @@ def dependencies(package: str) -> dict[str, str]:
     return found
 
 
+def optional(package: str) -> set[str]:
+    """Return the names of what the extras of a package add."""
+    extras = project(package).get("optional-dependencies", {})
+    return {re.split("[^a-z0-9-]", name)[0] for names in extras.values() for name in names}
+
+
 def third_party() -> set[str]:
     names = {name for package in PACKAGES for name in dependencies(package)}
     return {name for name in names if not name.startswith("octavo-")}
@@ -142,12 +148,23 @@ def test_constraints_pin_only_what_is_needed() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_import_is_declared(package: str) -> None:
-    declared = {MODULE_OF.get(name, name.replace("-", "_")) for name in dependencies(package)}
+    names = {*dependencies(package), *optional(package)}
+    declared = {MODULE_OF.get(name, name.replace("-", "_")) for name in names}
     allowed = declared | {f"octavo_{package}"} | set(sys.stdlib_module_names)
     for path in files(package):
         for module in imported_modules(parse(path)):
             top = module.partition(".")[0]
             assert top in allowed, f"{path.relative_to(ROOT)} imports {module}, not declared"
+
+
+def test_only_the_triton_kernels_import_triton() -> None:
+    """It is there on GPUs only, so all else has to import without it."""
+    for package in PACKAGES:
+        for path in files(package):
+            if path.parent == source("kernels") / "triton":
+                continue
+            for module in imported_modules(parse(path)):
+                assert module.partition(".")[0] != "triton", path.relative_to(ROOT)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.cpu.jit import Kernel
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.row_scratch import run_rows
 
 mask_rows = Kernel("adjust_logits.mask_rows", "q")
@@ -32,6 +32,11 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
             f"bitmask must be int32 of [{len(rows)}, num_words], not {bitmask.dtype} of "
             f"{list(bitmask.shape)}"
         )
+    if use_triton(logits) and logits.stride(-1) == 1:
+        from octavo_kernels import triton
+
+        triton.apply_bitmask(logits, bitmask, rows)
+        return
     if use_cpu(logits, bitmask) and logits.dtype == torch.float32 and logits.stride(-1) == 1:
         rows, bitmask = rows.to(torch.int64).contiguous(), bitmask.contiguous()
         words = torch.tensor(

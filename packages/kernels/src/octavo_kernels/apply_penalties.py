@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.cpu.threads import get_num_threads
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.row_scratch import run_rows
 
 penalize_rows = Kernel("adjust_logits.penalize_rows", "q")
@@ -39,6 +39,13 @@ def apply_penalties(
         frequency: ``[num_rows]`` float32; 0 is off.
         presence: ``[num_rows]`` float32; 0 is off.
     """
+    if use_triton(logits) and logits.stride(-1) == 1:
+        from octavo_kernels import triton
+
+        triton.apply_penalties(
+            logits, token_ids, num_prompt_tokens, num_tokens, repetition, frequency, presence
+        )
+        return
     if use_cpu(logits, token_ids) and logits.dtype == torch.float32 and logits.stride(-1) == 1:
         lengths = [x.to(torch.int64).contiguous() for x in (num_prompt_tokens, num_tokens)]
         penalties = [x.float().contiguous() for x in (repetition, frequency, presence)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.cpu.jit import Kernel
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.row_scratch import row_scratch, run_rows
 
 MOST_ON_CPU = 64
@@ -42,6 +42,10 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprob
         num_top: How many of the likeliest tokens to report, 0 or more; at most the
             vocabulary is reported.
     """
+    if use_triton(logits):
+        from octavo_kernels import triton
+
+        return triton.compute_logprobs(logits, token_ids, num_top)
     num_top = min(num_top, logits.shape[-1])
     fits = logits.dtype == torch.float32 and num_top <= MOST_ON_CPU
     if use_cpu(logits, token_ids) and fits:

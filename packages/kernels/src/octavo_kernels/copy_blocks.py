@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.cpu.jit import Kernel
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 
 copy_pairs = Kernel("block_copy.copy_pairs", "qqqqq")
 
@@ -45,6 +45,11 @@ def swap_blocks(source: Tensor, destination: Tensor, block_pairs: Tensor) -> Non
             there.
     """
     _check(source, destination, block_pairs)
+    if use_triton(source) and source.device == destination.device:
+        from octavo_kernels import triton
+
+        triton.swap_blocks(source, destination, block_pairs)
+        return
     if use_cpu(source, destination) and block_pairs.numel():
         block_bytes = source.stride(0) * source.element_size()
         block_pairs = block_pairs.contiguous()

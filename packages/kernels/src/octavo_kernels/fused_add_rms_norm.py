@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.rms_norm import normalize, rms_norm_reference
 
 
@@ -24,6 +24,10 @@ def fused_add_rms_norm(
         The normalized sum, and the sum as the new residual; both
         ``[num_tokens, hidden_size]``. The arguments are left as they are.
     """
+    if use_triton(x):
+        from octavo_kernels import triton
+
+        return triton.fused_add_rms_norm(x, residual, weight, eps)
     if x.dtype != torch.float32 or residual.dtype != x.dtype or not use_cpu(x, residual, weight):
         return fused_add_rms_norm_reference(x, residual, weight, eps)
     total = residual.clone(memory_format=torch.contiguous_format)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.cpu.threads import get_num_threads
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.gelu_and_mul import gelu_and_mul_reference
 from octavo_kernels.multiply import ARGUMENT_BYTES, MULTIPLY
 from octavo_kernels.packed_weight import DENSE_KINDS, PackedWeight
@@ -85,6 +85,11 @@ def fused_moe(x: Tensor, experts: Experts, topk_weights: Tensor, topk_ids: Tenso
         ``[num_tokens, hidden_size]``, of the type of `x`. On a CPU, a token's result is the
         same bit for bit whatever the other tokens.
     """
+    if use_triton(x):
+        from octavo_kernels import triton
+
+        if triton.takes_experts(experts):
+            return triton.fused_moe(x, experts, topk_weights, topk_ids)
     if not use_cpu(x, experts.gate_up[0].data):
         return fused_moe_reference(x, experts, topk_weights, topk_ids)
     num_tokens, top_k = topk_ids.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.silu_and_mul import GELU, GELU_TANH, activate_and_mul
 
 _KINDS = {"none": GELU, "tanh": GELU_TANH}
@@ -27,6 +27,10 @@ def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
     """
     if approximate not in _KINDS:
         raise ValueError(f"approximate is {approximate!r}; it must be 'none' or 'tanh'")
+    if use_triton(x):
+        from octavo_kernels import triton
+
+        return triton.gelu_and_mul(x, approximate)
     if x.dtype != torch.float32 or not use_cpu(x):
         return gelu_and_mul_reference(x, approximate)
     return activate_and_mul(x, _KINDS[approximate])

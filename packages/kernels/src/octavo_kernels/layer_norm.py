@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.cpu.jit import Kernel
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 
 _layer_norm = Kernel("norms.layer_norm", "qqqqqqqdq")
 _ALONE = 1 << 15
@@ -34,6 +34,10 @@ def layer_norm(
         The normalized rows, and what was normalized (``x + residual``): both
         ``[num_tokens, hidden_size]``, of the type of `x`. The arguments are left as they are.
     """
+    if use_triton(x):
+        from octavo_kernels import triton
+
+        return triton.layer_norm(x, weight, bias, eps, residual)
     tensors = [t for t in (x, weight, bias, residual) if t is not None]
     same = residual is None or residual.dtype == x.dtype
     if x.dtype != torch.float32 or not same or not use_cpu(*tensors):

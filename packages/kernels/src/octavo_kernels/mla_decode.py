@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.paged_attention import (
     AttentionOptions,
     attend_on_cpu,
@@ -44,6 +44,10 @@ def mla_decode(
         ValueError: Shapes or types don't fit.
     """
     _check(query, latent_cache, kv_lora_rank)
+    if use_triton(query):
+        from octavo_kernels import triton
+
+        return triton.mla_decode(query, latent_cache, metadata, scale, kv_lora_rank)
     keys = latent_cache.unsqueeze(1)  # [num_blocks, 1, block_size, kv_lora_rank + rope_dim]
     values = keys[..., :kv_lora_rank]
     if use_cpu(query, latent_cache) and fits_cpu_kernel(keys, values):

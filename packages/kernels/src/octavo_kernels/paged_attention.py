@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata, DecodeGroup
 from octavo_kernels.attention_problem import AttentionProblem, attend
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.kv_quantization import check_kv_cache, dequantize_kv
 
 # Query tokens of one call in a prefill of the twin. Bounds the mask to 256 rows, and skips most
@@ -92,6 +92,21 @@ def paged_attention(
     """
     check_kv_cache(key_cache, value_cache, key_scale, value_scale)
     check_attention(query, key_cache, window, soft_cap, sinks)
+    if use_triton(query):
+        from octavo_kernels import triton
+
+        return triton.paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            metadata,
+            scale,
+            window=window,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            key_scale=key_scale,
+            value_scale=value_scale,
+        )
     options = AttentionOptions(scale, window, soft_cap, sinks, key_scale, value_scale)
     if use_cpu(query, key_cache) and fits_cpu_kernel(key_cache, value_cache):
         return attend_on_cpu(query, key_cache, value_cache, metadata, options)

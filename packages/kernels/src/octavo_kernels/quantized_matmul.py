@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.cpu.threads import get_num_threads
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.multiply import ARGUMENT_BYTES, MULTIPLY
 from octavo_kernels.packed_weight import DENSE_KINDS, PackedWeight
 from octavo_kernels.unpack_weight import unpack_weight
@@ -47,6 +47,10 @@ def quantized_matmul(x: Tensor, weight: PackedWeight, bias: Tensor | None = None
     rows, inputs = weight.shape
     if x.dim() != 2 or x.shape[1] != inputs:
         raise ValueError(f"x has the shape {list(x.shape)}; in_features is {inputs}")
+    if use_triton(x):
+        from octavo_kernels import triton
+
+        return triton.quantized_matmul(x, weight, bias)
     if not use_cpu(x, weight.data):
         return quantized_matmul_reference(x, weight, bias)
     num_tokens = x.shape[0]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.cpu.jit import Kernel
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 
 _rms_norm = Kernel("norms.rms_norm", "qqqqqqdq")
 
@@ -27,6 +27,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         ``[num_tokens, hidden_size]``, of the type of `x`.
     """
+    if use_triton(x):
+        from octavo_kernels import triton
+
+        return triton.rms_norm(x, weight, eps)
     if x.dtype != torch.float32 or not use_cpu(x, weight):
         return rms_norm_reference(x, weight, eps)
     return normalize(x, None, weight, eps)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.kv_write_problem import Rotation, run_rotation
 
 
@@ -41,6 +41,12 @@ def rotary_embedding(
         ValueError: ``rotary_dim`` is odd or larger than a head.
     """
     check_rotary(query, cos_sin_cache)
+    if use_triton(query):
+        from octavo_kernels import triton
+
+        return triton.rotary_embedding(
+            positions, query, key, cos_sin_cache, interleaved=interleaved
+        )
     if use_cpu(query, cos_sin_cache):
         rotation = Rotation(positions, cos_sin_cache, interleaved, query)
         other = replace(rotation, query=key)

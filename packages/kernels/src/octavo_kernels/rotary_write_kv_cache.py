@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.kv_quantization import check_kv_cache
 from octavo_kernels.kv_write_problem import Rotation, Slots, run_kv_write
-from octavo_kernels.rotary_embedding import check_rotary, rotary_embedding_reference
-from octavo_kernels.write_kv_cache import whole_vectors, write_kv_cache_reference
+from octavo_kernels.rotary_embedding import (
+    check_rotary,
+    rotary_embedding,
+    rotary_embedding_reference,
+)
+from octavo_kernels.write_kv_cache import (
+    whole_vectors,
+    write_kv_cache,
+    write_kv_cache_reference,
+)
 
 
 def rotary_write_kv_cache(
@@ -38,6 +46,18 @@ def rotary_write_kv_cache(
     """
     check_rotary(query, cos_sin_cache)
     check_kv_cache(key_cache, value_cache, key_scale, value_scale)
+    if use_triton(query):
+        query, key = rotary_embedding(positions, query, key, cos_sin_cache, interleaved=interleaved)
+        write_kv_cache(
+            key,
+            value,
+            key_cache,
+            value_cache,
+            slot_mapping,
+            key_scale=key_scale,
+            value_scale=value_scale,
+        )
+        return query
     if use_cpu(query, key_cache) and whole_vectors(key_cache, value_cache):
         slots = Slots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
         rotation = Rotation(positions, cos_sin_cache, interleaved, query)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_kernels.cpu.jit import Kernel
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.filter_logits import filter_logits
 from octavo_kernels.row_scratch import row_scratch, run_rows
 from octavo_kernels.sample_noise import sample_noise
@@ -53,6 +53,10 @@ def sample(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
     Returns:
         ``[num_rows]`` int64 token ids, on the device of `logits`.
     """
+    if use_triton(logits):
+        from octavo_kernels import triton
+
+        return triton.sample(logits, metadata)
     if use_cpu(logits) and logits.dtype == torch.float32 and logits.shape[-1] > 0:
         return _sample_on_cpu(logits, metadata)
     return sample_reference(logits, metadata)

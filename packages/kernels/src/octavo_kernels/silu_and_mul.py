@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.cpu.jit import Kernel
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 
 _activate_and_mul = Kernel("gated.activate_and_mul", "qqqqqq")
 
@@ -23,6 +23,10 @@ def silu_and_mul(x: Tensor) -> Tensor:
     Returns:
         ``[num_tokens, intermediate_size]``.
     """
+    if use_triton(x):
+        from octavo_kernels import triton
+
+        return triton.silu_and_mul(x)
     if x.dtype != torch.float32 or not use_cpu(x):
         return silu_and_mul_reference(x)
     return activate_and_mul(x, SILU)

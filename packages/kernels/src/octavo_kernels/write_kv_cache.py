@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.dispatch import use_cpu, use_triton
 from octavo_kernels.kv_quantization import check_kv_cache, quantize_kv
 from octavo_kernels.kv_write_problem import Slots, run_kv_write
 
@@ -38,6 +38,19 @@ def write_kv_cache(
         ValueError: The caches and scales don't belong together.
     """
     check_kv_cache(key_cache, value_cache, key_scale, value_scale)
+    if use_triton(key):
+        from octavo_kernels import triton
+
+        triton.write_kv_cache(
+            key,
+            value,
+            key_cache,
+            value_cache,
+            slot_mapping,
+            key_scale=key_scale,
+            value_scale=value_scale,
+        )
+        return
     if use_cpu(key, key_cache) and whole_vectors(key_cache, value_cache):
         slots = Slots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
         run_kv_write(key, value, slots)
