@@ -18,6 +18,7 @@ given to one pip command together, so no registry is asked for an octavo package
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import os
@@ -70,6 +71,24 @@ def tests(session: nox.Session) -> None:
     """Run the tests: `nox -s tests -- [arguments of pytest]`."""
     environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
     session.run(python_of(environment), "-m", "pytest", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def sim(session: nox.Session) -> None:
+    """Simulate the engine on many seeds: `nox -s sim -- [--seeds N] [--first SEED]`."""
+    parser = argparse.ArgumentParser(prog="nox -s sim --")
+    parser.add_argument("--seeds", type=int, default=20_000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="where to start")
+    options = parser.parse_args(session.posargs)
+    environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
+    session.run(
+        *(python_of(environment), "-m", "pytest", "-q", "-x", "tests/core/test_simulation.py"),
+        env={
+            "OCTAVO_SIMULATION_SEEDS": str(options.seeds),
+            "OCTAVO_SIMULATION_FIRST": str(options.first),
+        },
+        external=True,
+    )
 
 
 @nox.session(venv_backend="virtualenv")

@@ -55,6 +55,19 @@ def test_a_wrong_value_is_named_with_its_source_and_limit(
         assert word in refused.value.message
 
 
+def test_max_model_len_is_a_number_or_auto() -> None:
+    for given, value in [("auto", "auto"), ("8K", 8192), (5, 5), (None, None)]:
+        assert resolve_config({"max_model_len": given}).model.max_model_len == value
+    assert resolve_config(None, {"OCTAVO_MAX_MODEL_LEN": "auto"}).model.max_model_len == "auto"
+    assert resolve_config(keywords={"max_model_len": "auto"}).model.max_model_len == "auto"
+    for wrong, words in [("all", "or auto"), ("0", ">= 1"), (1.5, "auto"), ([], "auto")]:
+        with pytest.raises(ConfigError, match=words) as refused:
+            resolve_config({"max_model_len": wrong})
+        assert "max_model_len" in refused.value.message
+    with pytest.raises(ConfigError, match="GiB if you like\\."):
+        resolve_config({"kv_cache_memory": "auto"})
+
+
 def test_booleans() -> None:
     for text, value in [("false", False), ("0", False), ("true", True), (False, False)]:
         config = resolve_config({"enable_prefix_caching": text})

@@ -4,7 +4,7 @@ import pytest
 
 from octavo_core.block_manager import BlockManager
 from octavo_core.config import SchedulerConfig
-from octavo_core.errors import ContextLengthError, InvalidRequestError
+from octavo_core.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from octavo_core.scheduler import Scheduler
 from octavo_core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from octavo_core.wire import EngineCoreOutput
@@ -18,11 +18,13 @@ def make_scheduler(
     max_num_seqs: int = 8,
     max_model_len: int = 1000,
     long_prefill_token_threshold: int = 0,
+    **limits: int,
 ) -> Scheduler:
     config = SchedulerConfig(
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
         long_prefill_token_threshold=long_prefill_token_threshold,
+        **limits,
     )
     return Scheduler(config, BlockManager(num_blocks, block_size), max_model_len)
 
@@ -42,7 +44,9 @@ def finish_step(
 
 
 def run_step(scheduler: Scheduler, token_id: int = 7) -> dict[str, EngineCoreOutput]:
-    outputs = finish_step(scheduler, scheduler.schedule(), token_id)
+    step = scheduler.schedule()
+    assert step is not None
+    outputs = finish_step(scheduler, step, token_id)
     return {output.request_id: output for output in outputs}
 
 
@@ -51,7 +55,7 @@ def test_a_request_is_prefilled_then_decodes_until_its_length() -> None:
     scheduler.add_request(make_request("a", 10, max_tokens=3))
     step = scheduler.schedule()
     assert (step.slots, step.num_scheduled_tokens, step.num_computed_tokens) == ([0], [10], [0])
-    assert len(step.new_requests[0].block_ids) == 3
+    assert len(step.new_requests[0].block_tables[0]) == 3
     (first,) = finish_step(scheduler, step)
     assert (first.new_token_ids, first.finish_reason) == ([7], None)
     step = scheduler.schedule()
@@ -107,7 +111,8 @@ def test_requests_that_arrive_together_share_a_cold_prefix() -> None:
     scheduler.add_request(make_request("b", [*prefix, 60]))
     step = scheduler.schedule()
     assert step.num_scheduled_tokens == [17, 1]
-    assert step.new_requests[0].block_ids[:4] == step.new_requests[1].block_ids[:4]
+    first, second = (new.block_tables[0] for new in step.new_requests)
+    assert first[:4] == second[:4]
     outputs = finish_step(scheduler, step)
     assert [output.num_cached_tokens for output in outputs] == [0, 16]
 
@@ -123,11 +128,10 @@ def test_when_blocks_run_out_the_newest_is_preempted_and_both_finish() -> None:
     assert scheduler.num_waiting == 1
     finish_step(scheduler, step)
     texts: dict[str, int] = {"old": 2, "new": 1}
-    for _ in range(20):
+    while scheduler.has_unfinished_requests():
         for request_id, output in run_step(scheduler).items():
             texts[request_id] += len(output.new_token_ids)
     assert texts == {"old": 6, "new": 6}
-    assert not scheduler.has_unfinished_requests()
 
 
 def test_a_preempted_request_finds_its_own_blocks_again() -> None:
@@ -217,18 +221,116 @@ def test_an_id_can_be_used_again_only_when_its_request_has_ended() -> None:
     scheduler.add_request(make_request("a", 4))
 
 
-def test_a_failed_step_ends_its_own_requests_and_no_others() -> None:
+def test_a_request_whose_steps_fail_even_alone_is_ended_and_no_other() -> None:
     scheduler = make_scheduler(max_num_seqs=1)
     prompt = list(range(9))
     scheduler.add_request(make_request("poisoned", prompt))
     scheduler.add_request(make_request("next", prompt, max_tokens=1))
-    step = scheduler.schedule()
-    (output,) = scheduler.fail_step(step.step_id, "boom")
+    assert scheduler.schedule() is not None
+    assert scheduler.roll_back("boom") == []  # it gets a second chance
+    assert scheduler.schedule() is not None
+    (output,) = scheduler.roll_back("boom")
     assert (output.request_id, output.finish_reason) == ("poisoned", "error")
-    assert (output.error, output.error_kind) == ("boom", "RequestFailedError")
+    assert (output.error or "").endswith("boom")
+    assert output.error_kind == "RequestFailedError"
     output = run_step(scheduler)["next"]
     assert output.finish_reason == "length"
     assert output.num_cached_tokens == 0  # the failed step's blocks were not believed
+
+
+def test_steps_may_be_scheduled_ahead_of_their_tokens() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 6, max_tokens=3))
+    steps = [scheduler.schedule() for _ in range(3)]
+    assert [step.num_computed_tokens for step in steps if step] == [[0], [6], [7]]
+    assert scheduler.schedule() is None  # its last token is in flight
+    for step in steps:
+        assert step is not None
+        (output,) = scheduler.update_from_output(ModelRunnerOutput(step.step_id, [7]))
+    assert output.finish_reason == "length"
+    assert scheduler.blocks.pool.num_used == 0
+
+
+def test_what_was_scheduled_ahead_of_an_end_is_ignored() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 6, max_tokens=30, stop_token_ids=(5,)))
+    one, two = scheduler.schedule(), scheduler.schedule()
+    assert one is not None
+    assert two is not None
+    (output,) = scheduler.update_from_output(ModelRunnerOutput(one.step_id, [5]))
+    assert output.finish_reason == "stop"
+    assert scheduler.update_from_output(ModelRunnerOutput(two.step_id, [9])) == []
+    assert not scheduler.has_unfinished_requests()
+
+
+def test_a_token_in_flight_reaches_a_request_that_was_preempted() -> None:
+    scheduler = make_scheduler(num_blocks=3, block_size=4, max_model_len=12)
+    scheduler.add_request(make_request("old", 4, max_tokens=6))
+    scheduler.add_request(make_request("new", 4, max_tokens=6))
+    one = scheduler.schedule()
+    two = scheduler.schedule()  # before the tokens are back: "new" has to go
+    assert one is not None
+    assert two is not None
+    assert (two.slots, scheduler.num_preemptions) == ([0], 1)
+    assert scheduler.schedule() is not None  # and does not come back before its token does
+    assert scheduler.num_waiting == 1
+    outputs = scheduler.update_from_output(ModelRunnerOutput(one.step_id, [8, 9]))
+    assert [(output.request_id, output.new_token_ids) for output in outputs] == [
+        ("old", [8]),
+        ("new", [9]),
+    ]
+
+
+def test_the_line_has_an_end() -> None:
+    scheduler = make_scheduler(max_num_seqs=1, max_num_queued_reqs=2, max_num_queued_tokens=30)
+    scheduler.add_request(make_request("runs", 20, max_tokens=5))
+    run_step(scheduler)
+    scheduler.add_request(make_request("first", 25))
+    with pytest.raises(QueueFullError, match="25 tokens wait already, this request has 6"):
+        scheduler.add_request(make_request("many tokens", 6))
+    scheduler.add_request(make_request("second", 5))
+    with pytest.raises(QueueFullError, match="2 requests wait already"):
+        scheduler.add_request(make_request("third", 1))
+    scheduler.abort_requests(["first"])
+    scheduler.add_request(make_request("third", 1))
+    assert scheduler.stats().num_waiting_tokens == 6
+
+
+def test_a_large_request_may_wait_alone_whatever_the_limit() -> None:
+    scheduler = make_scheduler(max_num_queued_tokens=10)
+    scheduler.add_request(make_request("large", 50))
+    assert scheduler.num_waiting == 1
+
+
+def test_a_reset_cache_is_not_filled_again_by_those_who_were_there() -> None:
+    scheduler = make_scheduler()
+    prompt = list(range(9))
+    scheduler.add_request(make_request("old", prompt, max_tokens=20))
+    run_step(scheduler)
+    scheduler.reset_prefix_cache()
+    for _ in range(12):
+        run_step(scheduler)
+    scheduler.add_request(make_request("new", prompt, max_tokens=1))
+    assert run_step(scheduler)["new"].num_cached_tokens == 0
+
+
+def test_a_preempted_request_comes_back_from_the_host() -> None:
+    blocks = BlockManager(4, 4, num_host_blocks=8)
+    config = SchedulerConfig(max_num_batched_tokens=100, max_num_seqs=8)
+    scheduler = Scheduler(config, blocks, 16)
+    scheduler.add_request(make_request("old", 4, max_tokens=12))
+    scheduler.add_request(make_request("new", 8, max_tokens=8))
+    swapped_out, swapped_in, lengths = 0, 0, {"old": 0, "new": 0}
+    while scheduler.has_unfinished_requests():
+        step = scheduler.schedule()
+        assert step is not None
+        swapped_out += len(step.blocks_to_swap_out)
+        swapped_in += len(step.blocks_to_swap_in)
+        for output in finish_step(scheduler, step):
+            lengths[output.request_id] += len(output.new_token_ids)
+    assert lengths == {"old": 12, "new": 8}
+    assert swapped_out >= swapped_in >= 1
+    assert scheduler.stats().host_cache_hits == 4 * swapped_in
 
 
 def test_a_resumed_request_goes_on_after_the_tokens_it_has() -> None:

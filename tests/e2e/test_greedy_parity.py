@@ -92,3 +92,22 @@ def test_preemption(starter_path: Path, alone: tuple[list[list[int]], list[list[
     with engine(starter_path, num_gpu_blocks_override=64) as llm:
         assert answers(llm) == alone[1]
         assert llm.engine.scheduler.num_preemptions > 0
+
+
+def test_blocks_that_were_swapped_out(
+    starter_path: Path, alone: tuple[list[list[int]], list[list[int]]]
+) -> None:
+    with engine(starter_path, num_gpu_blocks_override=64, swap_space="256MiB") as llm:
+        assert answers(llm) == alone[1]
+        assert llm.engine.scheduler.stats().host_cache_hits > 0
+
+
+def test_steps_scheduled_ahead_of_a_worker_in_another_process(
+    starter_path: Path, alone: tuple[list[list[int]], list[list[int]]]
+) -> None:
+    with engine(
+        starter_path, distributed_executor_backend="mp", num_gpu_blocks_override=100
+    ) as llm:
+        assert llm.engine._batch_queue_size == 2
+        assert answers(llm) == alone[1]
+        assert llm.engine.scheduler.num_preemptions > 0

@@ -46,6 +46,7 @@ def test_every_field_has_its_row(table: str, model: Any) -> None:
         (SHARED, "stop_token_ids", [sampling_params.MAX_STOP_TOKEN_IDS]),
         (SHARED, "max_tokens", [DEFAULT_MAX_TOKENS]),
         (SHARED, "cache_salt", [protocol.MAX_NAME_CHARS]),
+        (SHARED, "user", [protocol.MAX_NAME_CHARS]),
         (COMPLETIONS, "prompt", [protocol.MAX_PROMPTS]),
         (COMPLETIONS, "logprobs", [sampling_params.MAX_LOGPROBS]),
         (CHAT, "messages", [protocol.MAX_MESSAGES]),

@@ -9,16 +9,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
 from octavo_core import wire
-from octavo_core.config import EngineConfig
+from octavo_core.config import CacheConfig, EngineConfig
 from octavo_core.engine_core import EngineCore
-from octavo_core.errors import ModelError
+from octavo_core.errors import ConfigError, ModelError
+from octavo_core.kv_events import AllBlocksCleared, BlockStored, KVEventBatch
 from octavo_core.sampling_params import SamplingParams
 from octavo_server import engine_process
 from octavo_server.engine_process import EngineProcess, FrontLink, serve_engine
+from octavo_server.kv_event_publisher import KVEventPublisher
 from support.engine_fakes import FakeExecutor, expected_output, make_request, tiny_spec
 from support.scripted_engine import EXIT_CODE, run_dying_start, run_slow_start
 
@@ -86,10 +89,13 @@ class EngineThread:
         return self.exit_code
 
 
-def handshake(front_end: FrontEnd) -> list[wire.ToFront]:
+def handshake(
+    front_end: FrontEnd,
+    config: EngineConfig = EngineConfig(),  # noqa: B008 (frozen)
+) -> list[wire.ToFront]:
     assert isinstance(hello := front_end.receive(), wire.Hello)
     assert hello.pid == os.getpid()
-    front_end.send(wire.Configure(EngineConfig()))
+    front_end.send(wire.Configure(config))
     messages = []
     while not messages or not isinstance(messages[-1], wire.Ready):
         messages.append(front_end.receive())
@@ -177,6 +183,45 @@ def test_an_unknown_function_is_answered(front_end: FrontEnd) -> None:
     assert "__import__" in (result.error or "")
     front_end.send(wire.Shutdown())
     engine.join()
+
+
+def test_the_prefix_cache_is_reset_and_routers_hear_of_it(
+    front_end: FrontEnd, tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/events"
+    engine = EngineThread(front_end.address)
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.linger = 0
+        subscriber.subscribe(b"")
+        subscriber.connect(endpoint)
+        handshake(front_end, EngineConfig(cache=CacheConfig(kv_events_endpoint=endpoint)))
+        while not subscriber.poll(200):  # until it has subscribed, events pass it by
+            front_end.send(wire.UtilityCall(1, "reset_prefix_cache"))
+            result = front_end.receive_until(wire.UtilityResult)
+            assert result == wire.UtilityResult(1)
+        first = receive_events(subscriber)
+        assert first.events == [AllBlocksCleared()]
+        front_end.send(wire.AddRequest(make_request("a", list(range(20)), max_tokens=1)))
+        collect(front_end, {"a"})
+        events = first.events
+        while not isinstance(events[-1], BlockStored):
+            events = receive_events(subscriber).events
+        assert events[-1].token_ids == list(range(16))
+        front_end.send(wire.Shutdown())
+        assert engine.join() == 0
+
+
+def receive_events(subscriber: zmq.Socket[bytes]) -> KVEventBatch:
+    assert subscriber.poll(10_000)
+    topic, _, batch = subscriber.recv_multipart()
+    assert topic == b""
+    return msgspec.msgpack.decode(batch, type=KVEventBatch)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5557", "tcp://*:5557", "inproc://x", "x"])
+def test_events_are_not_published_to_other_machines(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="kv_events_endpoint"):
+        KVEventPublisher(endpoint)
 
 
 def test_a_model_error_is_told(front_end: FrontEnd) -> None:

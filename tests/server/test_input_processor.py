@@ -14,11 +14,13 @@ from support.engine_fakes import tiny_spec
 LIMIT = 128
 
 
-def make_processor(tokenizer: Tokenizer, vocab_size: int = 49152) -> InputProcessor:
+def make_processor(
+    tokenizer: Tokenizer, vocab_size: int = 49152, scheduling_policy: str = "fcfs"
+) -> InputProcessor:
     spec = tiny_spec()
     fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
     fields |= {"vocab_size": vocab_size, "eos_token_ids": (0, 10**6)}
-    return InputProcessor(tokenizer, ModelSpec(**fields), LIMIT)
+    return InputProcessor(tokenizer, ModelSpec(**fields), LIMIT, scheduling_policy)
 
 
 @pytest.fixture
@@ -28,16 +30,37 @@ def processor(starter_tokenizer: Tokenizer) -> InputProcessor:
 
 def test_request(processor: InputProcessor, starter_tokenizer: Tokenizer) -> None:
     params = SamplingParams(temperature=0.5, max_tokens=None)
-    (request,) = processor.process(
-        "r", "Hello world", params, arrival_time=5.0, priority=3, cache_salt="s"
-    )
+    (request,) = processor.process("r", "Hello world", params, arrival_time=5.0, cache_salt="s")
     assert request.request_id == "r-0"
     assert request.prompt_token_ids == starter_tokenizer.encode("Hello world")
-    assert (request.arrival_time, request.priority, request.cache_salt) == (5.0, 3, "s")
+    assert (request.arrival_time, request.cache_salt) == (5.0, "s")
     assert request.sampling_params.temperature == 0.5
     assert request.sampling_params.max_tokens == LIMIT - len(request.prompt_token_ids)
     # The model's ids and the tokenizer's; not the one outside the vocabulary.
     assert request.sampling_params.eos_token_ids == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "priority", "tenant"),
+    [("fcfs", 0, None), ("priority", 3, None), ("fair_share", 0, "me"), ("lottery", 3, "me")],
+)
+def test_a_request_carries_what_the_policy_looks_at(
+    starter_tokenizer: Tokenizer, policy: str, priority: int, tenant: str | None
+) -> None:
+    processor = make_processor(starter_tokenizer, scheduling_policy=policy)
+    (request,) = processor.process("r", [1], SamplingParams(), priority=priority, tenant="me")
+    assert (request.priority, request.tenant) == (priority, tenant)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair_share"])
+def test_a_priority_that_would_do_nothing_is_refused_with_the_flag(
+    starter_tokenizer: Tokenizer, policy: str
+) -> None:
+    processor = make_processor(starter_tokenizer, scheduling_policy=policy)
+    with pytest.raises(InvalidRequestError, match="--scheduling-policy priority") as refused:
+        processor.process("r", [1], SamplingParams(), priority=-1)
+    assert refused.value.field == "priority"
+    assert policy in refused.value.message
 
 
 def test_choices_have_seeds_of_their_own(processor: InputProcessor) -> None:

@@ -27,11 +27,11 @@ class Executor(FakeExecutor):
     def __init__(self) -> None:
         super().__init__(BLOCK_SIZE, num_slots=8)
         self.before_step: Callable[[int], None] = lambda step: None
-        self.num_steps = 0
+        self.num_started = 0
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        self.num_steps += 1
-        self.before_step(self.num_steps)
+        self.num_started += 1
+        self.before_step(self.num_started)
         super().execute_model(scheduler_output)
 
 
@@ -129,17 +129,33 @@ def test_nothing_runs_if_one_prompt_is_wrong(llm: LLM, executor: Executor) -> No
             llm.generate(wrong, params(), use_tqdm=False)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="2 items for 1 prompts"):
         llm.generate(["good"], [params(), params()], use_tqdm=False)
-    assert executor.num_steps == 0
+    assert executor.num_started == 0
     assert not llm.engine.has_unfinished_requests()
 
 
-def test_a_failed_step_is_raised_and_the_llm_goes_on(llm: LLM, executor: Executor) -> None:
-    executor.fail_next_step = True
-    with pytest.raises(RequestFailedError):
+class Everyone(set[str]):
+    """A set that has everyone in it."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def test_steps_that_fail_for_good_are_raised_and_the_llm_goes_on(
+    llm: LLM, executor: Executor
+) -> None:
+    executor.poison = Everyone()
+    with pytest.raises(RequestFailedError, match="made the engine's step fail"):
         llm.generate(["a", "b"], params(), use_tqdm=False)
     assert not llm.engine.has_unfinished_requests()
+    executor.poison = set()
     (output,) = llm.generate(["a"], params(), use_tqdm=False)
     assert output.outputs[0].token_ids == expected_output(output.prompt_token_ids, 6)
+
+
+def test_a_step_that_fails_once_costs_nothing(llm: LLM, executor: Executor) -> None:
+    executor.fail_next_step = True
+    for output in llm.generate(["a", "b"], params(), use_tqdm=False):
+        assert output.outputs[0].token_ids == expected_output(output.prompt_token_ids, 6)
 
 
 def test_interrupt_aborts_and_the_llm_goes_on(llm: LLM, executor: Executor) -> None:
@@ -151,7 +167,7 @@ def test_interrupt_aborts_and_the_llm_goes_on(llm: LLM, executor: Executor) -> N
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b"], params(100), use_tqdm=False)
-    assert executor.num_steps == 3
+    assert executor.num_started == 3
     assert signal.getsignal(signal.SIGINT) is handler
     assert not llm.engine.has_unfinished_requests()
     (output,) = llm.generate(["a"], params(), use_tqdm=False)

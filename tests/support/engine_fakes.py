@@ -1,13 +1,17 @@
 """An executor without a model, for tests of scheduling.
 
-Its token is a hash of everything before it, read back through the block tables that the
-scheduler handed out. So a wrong block, position or slot shows up as a wrong token.
+Its token is a hash of everything before it. Where a model keeps K and V it keeps token ids,
+and checks that attention would read the right ones through the block tables that the
+scheduler handed out. So a wrong block, position or slot is found out.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import ModelSpec
@@ -34,18 +38,21 @@ def tiny_spec(max_position_embeddings: int = 4096) -> ModelSpec:
 
 
 def make_request(
-    request_id: str,
-    prompt: list[int] | int,
-    max_tokens: int = 4,
-    cache_salt: str | None = None,
-    **params: object,
+    request_id: str, prompt: list[int] | int, max_tokens: int = 4, **fields: Any
 ) -> EngineCoreRequest:
-    """A request; a number as prompt means that many tokens that nobody else has."""
+    """A request; a number as prompt means that many tokens that nobody else has.
+
+    Fields of `SamplingParams` and of `EngineCoreRequest` may be given.
+    """
     if isinstance(prompt, int):
         seed = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:4], "little")
         prompt = [(seed + 7 * i) % VOCAB_SIZE for i in range(prompt)]
-    sampling_params = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
-    return EngineCoreRequest(request_id, prompt, sampling_params, cache_salt=cache_salt)
+    names = set(EngineCoreRequest.__struct_fields__)
+    params = {name: value for name, value in fields.items() if name not in names}
+    rest = {name: value for name, value in fields.items() if name in names}
+    return EngineCoreRequest(
+        request_id, prompt, SamplingParams(max_tokens=max_tokens, **params), **rest
+    )
 
 
 def next_token(token_ids: list[int]) -> int:
@@ -62,22 +69,75 @@ def expected_output(prompt: list[int], max_tokens: int) -> list[int]:
     return token_ids[len(prompt) :]
 
 
+class ViolationError(BaseException):
+    """The scheduler broke its contract. Not an Exception: the engine must not survive it."""
+
+
+def require(condition: bool, what: str) -> None:
+    """Raise unless the contract holds."""
+    if not condition:
+        raise ViolationError(what)
+
+
+class LazyFuture(Future[ModelRunnerOutput]):
+    """A future that has its executor catch up when somebody waits for it."""
+
+    def __init__(self, catch_up: Callable[[LazyFuture], None]) -> None:
+        super().__init__()
+        self._catch_up = catch_up
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        self._catch_up(self)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._catch_up(self)
+        return super().exception(timeout)
+
+
 class FakeExecutor:
-    """Keeps token ids where a model keeps K and V."""
+    """Keeps token ids where a model keeps K and V.
+
+    Steps are carried out in order, as late as possible: when one is waited for.
+
+    Args:
+        windows: For each KV group its window, None for full attention.
+
+    Attributes:
+        fail_next_step: The next step that is carried out raises.
+        poison: Ids of requests that make every step fail that has them in it.
+    """
 
     device = "fake"
     dtype = "float32"
+    device_memory: int | None = None
 
-    def __init__(self, block_size: int, num_slots: int) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        num_slots: int,
+        max_concurrent_steps: int = 1,
+        windows: Sequence[int | None] = (None,),
+    ) -> None:
         self.block_size = block_size
+        self.windows = windows
         self.num_slots = num_slots
+        self.max_concurrent_steps = max_concurrent_steps
         self.fail_next_step = False
+        self.num_injected = 0
+        self.poison: set[str] = set()
         self.is_shut_down = False
         self.max_tokens_in_a_step = 0
-        self._cache: dict[tuple[int, int], int] = {}  # (block, offset) -> token id
-        self._token_ids: dict[int, list[int]] = {}  # by slot
-        self._block_ids: dict[int, list[int]] = {}
-        self._output: Future[ModelRunnerOutput] = Future()
+        self.num_steps = 0
+        self.num_swaps = 0
+        # Contents by (block, offset); what nobody has written is not there.
+        self.cache: dict[tuple[int, int], int] = {}
+        self.host_cache: dict[tuple[int, int], int] = {}
+        self._names: dict[int, str] = {}  # by slot
+        self._token_ids: dict[int, list[int]] = {}
+        self._block_tables: dict[int, list[list[int]]] = {}
+        self._due: deque[tuple[SchedulerOutput, LazyFuture]] = deque()
+        self._doomed: set[LazyFuture] = set()
 
     def load_model(self, on_progress: ProgressCallback) -> None:
         on_progress("loading", 1.0)
@@ -85,21 +145,17 @@ class FakeExecutor:
     def determine_available_memory(self) -> int:
         return 1 << 20
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        self.num_blocks, self.num_host_blocks = num_blocks, num_host_blocks
 
     def warm_up(self) -> None:
         pass
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        self._output = Future()
-        try:
-            self._output.set_result(self._run(scheduler_output))
-        except RuntimeError as error:
-            self._output.set_exception(error)
+        self._due.append((scheduler_output, LazyFuture(self._catch_up)))
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> Future[ModelRunnerOutput]:
-        return self._output
+        return self._due[-1][1]
 
     def check_health(self) -> None:
         pass
@@ -107,48 +163,119 @@ class FakeExecutor:
     def shutdown(self) -> None:
         self.is_shut_down = True
 
+    def _catch_up(self, wanted: LazyFuture) -> None:
+        while not wanted.done():
+            step, future = self._due.popleft()
+            try:
+                if future in self._doomed:
+                    self._run_in_vain(step)
+                future.set_result(self._run(step))
+            except RuntimeError as error:
+                future.set_exception(error)
+                self._doomed = {later for _, later in self._due}
+
+    def _run_in_vain(self, step: SchedulerOutput) -> None:
+        """Do what a worker does that has not heard yet that the step before has failed."""
+        self.num_steps += 1
+        self._apply(step, in_vain=True)
+        self._swap(step)
+        raise RuntimeError("an earlier step has failed")
+
     def _run(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        self.num_steps += 1
+        if self.fail_next_step and step.step_id % 2:  # before anything of it was done
+            self._fail()
         self._apply(step)
-        if self.fail_next_step:
-            self.fail_next_step = False
-            raise RuntimeError("injected")
+        if self.fail_next_step:  # after its slots were told
+            self._fail()
+        self._swap(step)
         rows = list(
             zip(step.slots, step.num_scheduled_tokens, step.num_computed_tokens, strict=True)
         )
         self.max_tokens_in_a_step = max(self.max_tokens_in_a_step, sum(step.num_scheduled_tokens))
+        for slot in step.slots:
+            if self._names.get(slot) in self.poison:
+                raise RuntimeError("poison")
+        self._check_known(rows)
         written: set[tuple[int, int]] = set()
         for slot, count, start in rows:  # all K and V before any attention, as in a model
             for position in range(start, start + count):
-                place = self._place(slot, position)
-                assert place not in written, "one cache slot written twice in a step"
-                written.add(place)
-                self._cache[place] = self._token_ids[slot][position]
+                for table in self._block_tables[slot]:
+                    place = self._place(table, position)
+                    require(place not in written, "one cache slot written twice in a step")
+                    written.add(place)
+                    self.cache[place] = self._token_ids[slot][position]
         return ModelRunnerOutput(step.step_id, [self._sample(*row) for row in rows])
 
-    def _apply(self, step: SchedulerOutput) -> None:
+    def _fail(self) -> None:
+        self.fail_next_step = False
+        self.num_injected += 1
+        raise RuntimeError("injected")
+
+    def _apply(self, step: SchedulerOutput, in_vain: bool = False) -> None:
         for slot in step.freed_slots:
             self._token_ids.pop(slot, None)
-            self._block_ids.pop(slot, None)
+            self._block_tables.pop(slot, None)
+            self._names.pop(slot, None)
         for request in step.new_requests:
-            assert 0 <= request.slot < self.num_slots
-            assert request.slot not in self._token_ids, "slot reused before it was freed"
+            require(0 <= request.slot < self.num_slots, "no such slot")
+            require(in_vain or request.slot not in self._token_ids, "slot used twice")
+            self._names[request.slot] = request.request_id
             self._token_ids[request.slot] = list(request.token_ids)
-            self._block_ids[request.slot] = list(request.block_ids)
+            self._block_tables[request.slot] = [list(table) for table in request.block_tables]
         for slot, block_ids in step.new_block_ids:
-            self._block_ids[slot] += block_ids
-        assert len(set(step.slots)) == len(step.slots)
+            for table, added in zip(self._block_tables.get(slot, []), block_ids, strict=False):
+                table += added  # no table is there if a step before this one has failed
+        require(len(set(step.slots)) == len(step.slots), "a slot scheduled twice")
+
+    def _check_known(self, rows: list[tuple[int, int, int]]) -> None:
+        """Raise where a model would, because the step before this one has failed."""
+        for slot, count, start in rows:
+            known = len(self._token_ids.get(slot, ()))
+            room = len(self._block_tables.get(slot, [()])[0]) * self.block_size
+            if start + count > known or start + count > room:
+                raise RuntimeError(f"slot {slot} has no token {start + count - 1}")
+
+    def _swap(self, step: SchedulerOutput) -> None:
+        self.num_swaps += len(step.blocks_to_swap_out) + len(step.blocks_to_swap_in)
+        for source, target in step.blocks_to_swap_out:
+            require(0 <= target < self.num_host_blocks, "no such host block")
+            self._copy(self.cache, source, self.host_cache, target)
+        for source, target in step.blocks_to_swap_in:
+            self._copy(self.host_cache, source, self.cache, target)
+
+    def _copy(
+        self,
+        source: dict[tuple[int, int], int],
+        source_block: int,
+        target: dict[tuple[int, int], int],
+        target_block: int,
+    ) -> None:
+        for offset in range(self.block_size):
+            content = source.get((source_block, offset))
+            if content is None:
+                target.pop((target_block, offset), None)
+            else:
+                target[target_block, offset] = content
 
     def _sample(self, slot: int, count: int, start: int) -> int:
         token_ids = self._token_ids[slot]
         end = start + count
-        assert end <= len(token_ids)
+        self._check_seen(slot, start, end)
         if end < len(token_ids):
             return -1
-        seen = [self._cache[self._place(slot, position)] for position in range(end)]
-        token_ids.append(next_token(seen))
+        token_ids.append(next_token(token_ids))
         return token_ids[-1]
 
-    def _place(self, slot: int, position: int) -> tuple[int, int]:
-        block_id = self._block_ids[slot][position // self.block_size]
-        assert 0 <= block_id < self.num_blocks
+    def _check_seen(self, slot: int, start: int, end: int) -> None:
+        """Every group has to hold all that its attention reads for these queries."""
+        token_ids = self._token_ids[slot]
+        for table, window in zip(self._block_tables[slot], self.windows, strict=True):
+            first = 0 if window is None else max(0, start - window + 1)
+            seen = [self.cache.get(self._place(table, position)) for position in range(first, end)]
+            require(seen == token_ids[first:end], f"slot {slot} reads another's KV")
+
+    def _place(self, table: list[int], position: int) -> tuple[int, int]:
+        block_id = table[position // self.block_size]
+        require(0 <= block_id < self.num_blocks, "no such block")
         return block_id, position % self.block_size

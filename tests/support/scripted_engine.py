@@ -134,6 +134,8 @@ class ScriptedExecutor:
 
     device = "cpu"
     dtype = "float32"
+    device_memory: int | None = None
+    max_concurrent_steps = 1
 
     def __init__(self) -> None:
         self._prompts: dict[int, list[int]] = {}
@@ -151,7 +153,7 @@ class ScriptedExecutor:
     def determine_available_memory(self) -> int:
         return 1 << 20
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         pass
 
     def warm_up(self) -> None:

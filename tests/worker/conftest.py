@@ -53,7 +53,7 @@ def new_request(slot, token_ids, block_ids, params=GREEDY, *, computed=0, num_pr
         token_ids=token_ids,
         num_prompt_tokens=len(token_ids) if num_prompt_tokens is None else num_prompt_tokens,
         sampling_params=params,
-        block_ids=block_ids,
+        block_tables=[block_ids],
         num_computed_tokens=computed,
     )
 
@@ -64,7 +64,7 @@ def step(scheduled, *, new=(), blocks=(), freed=(), step_id=1):
         step_id=step_id,
         freed_slots=list(freed),
         new_requests=list(new),
-        new_block_ids=list(blocks),
+        new_block_ids=[(slot, [block_ids]) for slot, block_ids in blocks],
         slots=[slot for slot, _, _ in scheduled],
         num_scheduled_tokens=[count for _, count, _ in scheduled],
         num_computed_tokens=[computed for _, _, computed in scheduled],

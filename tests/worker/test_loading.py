@@ -363,6 +363,14 @@ def test_gguf_with_biases_that_its_metadata_does_not_mention(make_llama, tmp_pat
         _load(tmp_path / "model.gguf")
 
 
+def test_gguf_of_another_architecture_is_refused_by_name(block_llama, tmp_path):
+    path = tmp_path / "model.gguf"
+    _write_gguf(path, block_llama)
+    spec = msgspec.structs.replace(read_model_spec(path), architecture="novel")
+    with pytest.raises(ModelError, match="architecture 'novel' is not supported"):
+        _load(path, spec)
+
+
 def test_gguf_cut_short(block_llama, tmp_path):
     path = tmp_path / "model.gguf"
     _write_gguf(path, block_llama)

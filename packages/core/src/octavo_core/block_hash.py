@@ -1,8 +1,9 @@
 """The identity of a full KV block.
 
 A block's K and V depend on its own tokens, on all tokens before them, and on extra
-keys such as a cache salt. So its hash covers the parent's hash, its token ids and
-the extra keys. SHA-256, because whoever finds a collision reads another's cache.
+keys: the adapter, a cache salt, the contents that placeholder tokens stand for. So its
+hash covers the parent's hash, its token ids and the extra keys. SHA-256, because
+whoever finds a collision reads another's cache.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ if TYPE_CHECKING:
 
 ROOT_HASH = hashlib.sha256(b"octavo prefix cache 1").digest()
 
+ExtraKey = tuple[str, str] | tuple[str, str, int]
+"""A tag, a value, and for media the place. The tag keeps an adapter "x" and a salt "x" apart."""
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def hash_block(
-    parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[tuple[str, str]] = ()
+    parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[ExtraKey] = ()
 ) -> bytes:
     """Hash one full block.
 
     Args:
         parent: Hash of the block before it, or `ROOT_HASH`.
         token_ids: The ``block_size`` tokens of the block.
-        extra_keys: Pairs of tag and value. The tag keeps an adapter named "x" apart
-            from a cache salt "x".
+        extra_keys: What else its K and V depend on.
 
     Returns:
         32 bytes. Equal only for equal inputs: the parent's length is fixed, the
@@ -46,21 +49,27 @@ def hash_block(
 
 def extend_block_hashes(request: Request, block_size: int, num_blocks: int) -> None:
     """Make sure that ``request.block_hashes`` covers its first `num_blocks` full blocks."""
-    hashes = request.block_hashes
+    hashes, token_ids = request.block_hashes, request.token_ids
     for index in range(len(hashes), num_blocks):
-        parent = hashes[-1] if hashes else ROOT_HASH
         start = index * block_size
         hashes.append(
             hash_block(
-                parent,
-                request.token_ids[start : start + block_size],
-                _extra_keys(request, index),
+                hashes[-1] if hashes else ROOT_HASH,
+                token_ids[start : start + block_size],
+                extra_keys(request, start, start + block_size),
             )
         )
 
 
-def _extra_keys(request: Request, index: int) -> tuple[tuple[str, str], ...]:
-    # The first block is enough for a salt: later hashes include the first one's.
-    if index == 0 and request.cache_salt is not None:
-        return (("cache_salt", request.cache_salt),)
-    return ()
+def extra_keys(request: Request, start: int, end: int) -> list[ExtraKey]:
+    """Return what the block of the tokens from `start` to `end` depends on beside tokens."""
+    keys: list[ExtraKey] = []
+    if start == 0:  # enough for what holds for a whole request: later hashes include the first
+        if request.adapter is not None:
+            keys.append(("adapter", request.adapter))
+        if request.cache_salt is not None:
+            keys.append(("cache_salt", request.cache_salt))
+    for span in request.media:
+        if span.start < end and start < span.start + span.length:
+            keys.append(("media", span.digest, span.start - start))
+    return keys

@@ -1,10 +1,12 @@
-"""All KV blocks of one engine: who holds them, which are free, which are known by hash.
+"""All KV blocks of one engine: who holds them, which are free, which are known by key.
 
 A block is in one of three states, and the counts add up to the pool at any time:
 
     used         ref count above 0
-    cached-free  ref count 0, still known by its hash: a hit takes it back
+    cached-free  ref count 0, still known by its key: a hit takes it back
     free         ref count 0, nothing worth keeping
+
+A key is the hash of a block's contents, and of its KV group if the model has several.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
-        self._hashes: list[bytes | None] = [None] * num_blocks
-        self._by_hash: dict[bytes, int] = {}
-        # First out first. Blocks that nobody can hit go to the front, hashed ones to the back.
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._by_key: dict[bytes, int] = {}
+        # First out first. Blocks that nobody can hit go to the front, known ones to the back.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
@@ -39,6 +41,11 @@ class BlockPool:
         return self.num_blocks - len(self._free)
 
     @property
+    def num_cached(self) -> int:
+        """Blocks that can be found by key, held or not."""
+        return len(self._by_key)
+
+    @property
     def usage(self) -> float:
         """Share of the pool that is held, from 0 to 1."""
         return self.num_used / self.num_blocks
@@ -47,27 +54,33 @@ class BlockPool:
         """Number of requests that hold a block."""
         return self._ref_counts[block_id]
 
-    def hash_of(self, block_id: int) -> bytes | None:
-        """The hash a block is known by, if any."""
-        return self._hashes[block_id]
+    def key_of(self, block_id: int) -> bytes | None:
+        """The key a block is known by, if any."""
+        return self._keys[block_id]
 
-    def allocate(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> tuple[list[int], list[tuple[int, bytes]]]:
         """Take `count` blocks, evicting the least recently used cached ones if it must be.
 
         The caller has checked `num_free`.
+
+        Returns:
+            The block ids, and for those that were evicted their ids and former keys.
         """
         assert count <= len(self._free), "allocate() without checking num_free"
-        block_ids = []
+        block_ids, evicted = [], []
         for _ in range(count):
             block_id, _ = self._free.popitem(last=False)
-            self._drop_hash(block_id)
+            key = self._keys[block_id]
+            if key is not None:
+                self._drop_key(block_id)
+                evicted.append((block_id, key))
             self._ref_counts[block_id] = 1
             block_ids.append(block_id)
-        return block_ids
+        return block_ids, evicted
 
-    def lookup(self, block_hash: bytes) -> int | None:
+    def lookup(self, key: bytes) -> int | None:
         """Return the block that holds these contents, if there is one."""
-        return self._by_hash.get(block_hash)
+        return self._by_key.get(key)
 
     def touch(self, block_ids: Iterable[int]) -> None:
         """Hold blocks that a lookup found."""
@@ -76,17 +89,17 @@ class BlockPool:
                 del self._free[block_id]
             self._ref_counts[block_id] += 1
 
-    def register(self, block_id: int, block_hash: bytes) -> bool:
+    def register(self, block_id: int, key: bytes) -> bool:
         """Make a full block findable.
 
         Returns:
-            False if other blocks have these contents already: the first one stays the
-            one that is found, and this one is freed as if it had no hash.
+            False if another block has these contents already: the first one stays the
+            one that is found, and this one is freed as if it had no key.
         """
-        if block_hash in self._by_hash:
+        if key in self._by_key:
             return False
-        self._by_hash[block_hash] = block_id
-        self._hashes[block_id] = block_hash
+        self._by_key[key] = block_id
+        self._keys[block_id] = key
         return True
 
     def free(self, block_ids: Iterable[int]) -> None:
@@ -97,24 +110,32 @@ class BlockPool:
             assert self._ref_counts[block_id] >= 0, f"block {block_id} freed twice"
             if self._ref_counts[block_id] == 0:
                 self._free[block_id] = None
-                if self._hashes[block_id] is None:
+                if self._keys[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
 
-    def forget(self, block_ids: Iterable[int]) -> None:
-        """Make blocks unfindable, because their contents turned out not to be there."""
+    def forget(self, block_ids: Iterable[int]) -> list[bytes]:
+        """Make blocks unfindable, because their contents turned out not to be there.
+
+        Returns:
+            The keys of those that could be found.
+        """
+        dropped = []
         for block_id in block_ids:
-            self._drop_hash(block_id)
+            key = self._keys[block_id]
+            if key is not None:
+                self._drop_key(block_id)
+                dropped.append(key)
+                if self._ref_counts[block_id] == 0:
+                    self._free.move_to_end(block_id, last=False)
+        return dropped
 
-    def reset_cache(self) -> bool:
-        """Forget every hash. Returns False, and does nothing, while blocks are held."""
-        if self.num_used:
-            return False
-        self._by_hash.clear()
-        self._hashes = [None] * self.num_blocks
-        return True
+    def forget_all(self) -> None:
+        """Make all blocks unfindable; those that are held stay held."""
+        self._by_key.clear()
+        self._keys = [None] * self.num_blocks
 
-    def _drop_hash(self, block_id: int) -> None:
-        block_hash = self._hashes[block_id]
-        if block_hash is not None:
-            del self._by_hash[block_hash]
-            self._hashes[block_id] = None
+    def _drop_key(self, block_id: int) -> None:
+        key = self._keys[block_id]
+        assert key is not None
+        del self._by_key[key]
+        self._keys[block_id] = None

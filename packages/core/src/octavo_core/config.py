@@ -16,7 +16,7 @@ model's own files say fills in the values that are still None (see
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -50,9 +50,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Type of weights and activations; auto is float32 on a CPU."),
     ] = "auto"
     max_model_len: Annotated[
-        PositiveInt | None,
+        PositiveInt | Literal["auto"] | None,
         Meta(
-            description="Most tokens of prompt and answer; by default what the model states.",
+            description="Most tokens of prompt and answer; auto takes as many as the KV cache "
+            "holds; by default what the model states.",
             extra=_TOKENS,
         ),
     ] = None
@@ -73,8 +74,23 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
             extra=_BYTES,
         ),
     ] = None
+    swap_space: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes of host memory for KV blocks that are evicted from the device.",
+            extra=_BYTES,
+        ),
+    ] = 0
     num_gpu_blocks_override: Annotated[
         PositiveInt | None, Meta(description="Exact number of KV blocks, whatever memory there is.")
+    ] = None
+    kv_events_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="ZMQ address (ipc:// or tcp://127.0.0.1:PORT) on which routers hear which "
+            "KV blocks come and go."
+        ),
     ] = None
     gpu_memory_utilization: Annotated[
         float, Meta(gt=0, le=1, description="Share of the device's memory the engine may use.")
@@ -99,9 +115,32 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             extra=_TOKENS,
         ),
     ] = 0
+    scheduling_policy: Annotated[
+        str,
+        Meta(
+            description="Who goes first: fcfs, priority, fair_share, or one that an installed "
+            "package adds."
+        ),
+    ] = "fcfs"
     max_num_queued_reqs: Annotated[
         int, Meta(ge=1, description="Most requests in the server; further ones get a 429.")
     ] = 4096
+    max_num_queued_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Most tokens of waiting requests; further requests get a 429. "
+            "0 means no limit.",
+            extra=_TOKENS,
+        ),
+    ] = 0
+    batch_queue_size: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="Steps in flight at once; by default what the executor can overlap: "
+            "1 for uni, 2 for mp."
+        ),
+    ] = None
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,45 +289,72 @@ def _apply(config: EngineConfig, values: Mapping[str, tuple[Any, str]]) -> Engin
 def _parse(option: Option, value: Any, source: str) -> Any:
     """Convert one value to its field's type, with an error that names both."""
     unit = _metadata(option.type).get("extra", {}).get("unit")
-    if isinstance(value, str) and unit is not None:
-        value = _parse_quantity(option.name, value, source)
+    words = _words(option.type)
+    if isinstance(value, str) and unit is not None and value not in words:
+        value = parse_quantity(option.name, value, source, words)
     group_type = type(getattr(EngineConfig(), option.group))
     try:
         converted = msgspec.convert({option.name: value}, group_type, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"{option.name} is {value!r} (from {source}): {_explain(error)}.", field=option.name
+            f"{option.name} is {value!r} (from {source}): {_explain(error, words)}.",
+            field=option.name,
         ) from None
     return getattr(converted, option.name)
 
 
-_WRONG_TYPE = re.compile(r"Expected `(int|float|bool)(?: \| null)?`, got .*")
+_WRONG_TYPE = re.compile(r"Expected `(int|float|bool)(?: \| str)?(?: \| null)?`, got .*")
 _IN_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
-def _explain(error: msgspec.ValidationError) -> str:
+def _explain(error: msgspec.ValidationError, words: Sequence[str]) -> str:
     """Say what is wrong without Python's names of types and msgspec's path."""
     reason = str(error).split(" - at ")[0]
     match = _WRONG_TYPE.fullmatch(reason)
-    return reason if match is None else f"it must be {_IN_WORDS[match[1]]}"
+    if match is None:
+        return reason
+    return f"it must be {' or '.join([_IN_WORDS[match[1]], *words])}"
 
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)(B?)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
-def _parse_quantity(name: str, text: str, source: str) -> int:
-    """Read ``4096``, ``8k`` (8,000), ``8K`` (8,192), ``512MiB`` or ``80GB`` (80 × 10⁹)."""
+def parse_quantity(name: str, text: str, source: str, words: Sequence[str] = ()) -> int:
+    """Read ``4096``, ``8k`` (8,000), ``8K`` (8,192), ``512MiB`` or ``80GB`` (80 × 10⁹).
+
+    Args:
+        name: Of the setting.
+        text: What was given.
+        source: Where it was given.
+        words: What else the setting takes, for the error.
+
+    Raises:
+        ConfigError: It is no number with a unit.
+    """
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
             f"{name} is {text!r} (from {source}): write a number, with a unit such as k, M, GiB "
-            f"if you like.",
+            f"if you like{''.join(f', or {word}' for word in words)}.",
             field=name,
         )
     number, prefix, binary, byte = match.groups()
     base = 1024 if binary or (prefix.isupper() and not byte) else 1000
     return int(float(number) * base ** _POWERS[prefix.lower()])
+
+
+def _words(field_type: Any) -> tuple[str, ...]:
+    """Return the words that a field takes beside a number."""
+    while isinstance(field_type, msgspec.inspect.Metadata):
+        field_type = field_type.type
+    kinds = field_type.types if isinstance(field_type, msgspec.inspect.UnionType) else (field_type,)
+    return tuple(
+        str(value)
+        for kind in kinds
+        if isinstance(kind, msgspec.inspect.LiteralType)
+        for value in kind.values
+    )
 
 
 def _metadata(field_type: Any) -> dict[str, Any]:

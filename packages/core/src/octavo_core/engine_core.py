@@ -1,18 +1,23 @@
-"""The loop that schedules, runs and post-processes; one step at a time."""
+"""The loop that schedules, runs and post-processes, with a few steps in flight."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from octavo_core.block_manager import BlockManager
 from octavo_core.config import EngineConfig
 from octavo_core.errors import EngineDeadError, UserError
 from octavo_core.executor import Executor, ProgressCallback
+from octavo_core.kv_events import KVEvent
 from octavo_core.memory_planner import plan_kv_cache, resolve_max_model_len
 from octavo_core.model_spec import ModelSpec
-from octavo_core.scheduler import Scheduler, refusal
+from octavo_core.policies import load_policy
+from octavo_core.scheduler import Scheduler, failure
+from octavo_core.scheduler_output import ModelRunnerOutput
 from octavo_core.wire import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Ready
 
 logger = logging.getLogger(__name__)
@@ -35,6 +40,9 @@ class EngineCore:
         self._executor = executor
         self._scheduler: Scheduler | None = None
         self._refusals: list[EngineCoreOutput] = []
+        # Steps in flight, the oldest first.
+        self._batch_queue: deque[Future[ModelRunnerOutput]] = deque()
+        self._batch_queue_size = 1
 
     @property
     def scheduler(self) -> Scheduler:
@@ -50,7 +58,9 @@ class EngineCore:
             ModelError: The model can't be loaded.
         """
         started = time.perf_counter()
-        resolve_max_model_len(self.spec, self.config)  # refuse before the weights are read
+        # Refuse before the weights are read.
+        resolve_max_model_len(self.spec, self.config)
+        policy = load_policy(self.config.scheduler.scheduling_policy)
         self._executor.load_model(on_progress)
         loaded = time.perf_counter()
         logger.info("Loading the model took %.2f seconds", loaded - started)
@@ -60,6 +70,7 @@ class EngineCore:
             self.config,
             self._executor.determine_available_memory(),
             self._executor.dtype,
+            self._executor.device_memory,
         )
         logger.info("KV cache size: %d tokens", plan.kv_cache_tokens)
         logger.info(
@@ -67,16 +78,26 @@ class EngineCore:
             plan.max_model_len,
             plan.max_concurrency,
         )
-        self._executor.initialize_kv_cache(plan.num_blocks)
+        num_host_blocks = self.config.cache.swap_space // plan.block_bytes
+        self._executor.initialize_kv_cache(plan.num_blocks, num_host_blocks)
         on_progress("warming up", None)
         self._executor.warm_up()
         logger.info(
             "Planning, KV cache and warm-up took %.2f seconds", time.perf_counter() - loaded
         )
         blocks = BlockManager(
-            plan.num_blocks, plan.block_size, self.config.cache.enable_prefix_caching
+            plan.num_blocks,
+            plan.block_size,
+            self.config.cache.enable_prefix_caching,
+            groups=plan.layout.groups,
+            num_host_blocks=num_host_blocks,
+            max_step_tokens=self.config.scheduler.max_num_batched_tokens,
+            record_events=self.config.cache.kv_events_endpoint is not None,
         )
-        self._scheduler = Scheduler(self.config.scheduler, blocks, plan.max_model_len)
+        self._scheduler = Scheduler(self.config.scheduler, blocks, plan.max_model_len, policy)
+        self._batch_queue_size = (
+            self.config.scheduler.batch_queue_size or self._executor.max_concurrent_steps
+        )
         return Ready(
             max_model_len=plan.max_model_len,
             num_blocks=plan.num_blocks,
@@ -92,15 +113,23 @@ class EngineCore:
         try:
             self.scheduler.add_request(request)
         except UserError as error:
-            self._refusals.append(refusal(request.request_id, error))
+            self._refusals.append(failure(request.request_id, error))
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests in any state, without an output. Unknown ids are ignored."""
         self.scheduler.abort_requests(request_ids)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached blocks, on the device and on the host."""
+        self.scheduler.reset_prefix_cache()
+
+    def take_kv_events(self) -> list[KVEvent]:
+        """Return what happened to cached blocks since the last call, if the config asks for it."""
+        return self.scheduler.blocks.take_events()
+
     def has_unfinished_requests(self) -> bool:
         """True if `step` has something to do."""
-        return bool(self._refusals) or self.scheduler.has_unfinished_requests()
+        return bool(self._refusals or self._batch_queue) or self.scheduler.has_unfinished_requests()
 
     def check_health(self) -> None:
         """Look after the workers, which nobody else does while there is nothing to compute.
@@ -111,35 +140,55 @@ class EngineCore:
         self._executor.check_health()
 
     def step(self) -> EngineCoreOutputs:
-        """Run one step.
+        """Keep the workers busy, and wait for the oldest step in flight.
 
-        A step that raises ends the requests that were part of it, each with an error that
-        names it; the engine and all other requests go on.
+        A step that raises is taken back with all that follow it, and its requests are
+        computed again in groups, until the one that makes it fail is found. That one
+        ends with an error that names it; all others go on.
 
         Raises:
             EngineDeadError: The workers are gone; nothing can be computed any more.
         """
         outputs, self._refusals = self._refusals, []
-        if self.scheduler.has_unfinished_requests():
-            outputs = outputs + self._run_step()
+        outputs = outputs + self.scheduler.expire(time.time())
+        self._fill_batch_queue()
+        if self._batch_queue:
+            outputs += self._complete_oldest_step()
         return EngineCoreOutputs(outputs, self.scheduler.stats())
 
     def shutdown(self) -> None:
         """End the workers. Safe to call twice."""
         self._executor.shutdown()
 
-    def _run_step(self) -> list[EngineCoreOutput]:
-        scheduler = self.scheduler
-        scheduler_output = scheduler.schedule()
+    def _fill_batch_queue(self) -> None:
+        while len(self._batch_queue) < self._batch_queue_size:
+            scheduler_output = self.scheduler.schedule()
+            if scheduler_output is None:
+                return
+            try:
+                self._executor.execute_model(scheduler_output)
+                future = self._executor.sample_tokens(None)
+            except EngineDeadError:
+                raise
+            except Exception as error:  # as if the workers had said so
+                future = Future()
+                future.set_exception(error)
+            self._batch_queue.append(future)
+
+    def _complete_oldest_step(self) -> list[EngineCoreOutput]:
         try:
-            self._executor.execute_model(scheduler_output)
-            output = self._executor.sample_tokens(None).result()
+            output = self._batch_queue.popleft().result()
         except EngineDeadError:
             raise
-        except Exception:
-            logger.exception("Step %d failed", scheduler_output.step_id)
-            return scheduler.fail_step(
-                scheduler_output.step_id,
-                "The engine failed while it computed this request; its log has the cause.",
-            )
-        return scheduler.update_from_output(output)
+        except Exception as error:
+            logger.exception("A step failed; its requests are tried again in groups")
+            self._await_steps_in_flight()
+            return self.scheduler.roll_back(f"{type(error).__name__}; the server's log has more.")
+        return self.scheduler.update_from_output(output)
+
+    def _await_steps_in_flight(self) -> None:
+        """Let the workers finish what was sent after a step that failed; nothing of it counts."""
+        while self._batch_queue:
+            error = self._batch_queue.popleft().exception()
+            if isinstance(error, EngineDeadError):
+                raise error

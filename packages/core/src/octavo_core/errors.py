@@ -9,6 +9,7 @@ OctavoError
 │   └── ModelError              a model folder, file or tensor  (start-up)
 └── EngineError                 ours
     ├── RequestFailedError      one request failed              (HTTP 500)
+    ├── DeadlineExceededError   one request took too long       (HTTP 504)
     └── EngineDeadError         the engine process is gone      (HTTP 503)
 """
 
@@ -65,6 +66,10 @@ class EngineError(OctavoError):
 
 class RequestFailedError(EngineError):
     """The engine failed while it computed one request (HTTP 500)."""
+
+
+class DeadlineExceededError(EngineError):
+    """The time that a request was given has passed before its answer was complete (HTTP 504)."""
 
 
 class EngineDeadError(EngineError):

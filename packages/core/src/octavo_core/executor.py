@@ -30,6 +30,16 @@ class Executor(Protocol):
         """Type of the activations, for example ``float32``."""
         ...
 
+    @property
+    def device_memory(self) -> int | None:
+        """Bytes of each worker's device; None where the model lives in host memory."""
+        ...
+
+    @property
+    def max_concurrent_steps(self) -> int:
+        """Steps worth having in flight: more than 1 if scheduling can overlap computing."""
+        ...
+
     def load_model(self, on_progress: ProgressCallback) -> None:
         """Initialize the devices and load the weights.
 
@@ -42,8 +52,8 @@ class Executor(Protocol):
         """Return the bytes that each worker has left for the KV cache (the smallest)."""
         ...
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache."""
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocate the KV cache, and the host tier that its blocks are swapped out to."""
         ...
 
     def warm_up(self) -> None:
@@ -57,8 +67,8 @@ class Executor(Protocol):
     def sample_tokens(self, grammar: GrammarOutput | None) -> Future[ModelRunnerOutput]:
         """Sample from the oldest step not yet sampled; the future also carries its errors.
 
-        After an error the workers have dropped that step's effects on their token
-        lists; slots stay as they were told.
+        Steps are carried out in order. After an error the engine takes back all steps in
+        flight, tells every slot as freed and sends its requests anew.
         """
         ...
 

@@ -1,12 +1,13 @@
 """A model's hyper-parameters, read from its ``config.json`` or GGUF metadata.
 
 One frozen struct is enough for the planner, the front process and the worker, so
-none of them needs transformers to know a model.
+none of them needs transformers to know a model. Any model with the usual keys can be
+read and planned; which can be computed is the worker's to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ import msgspec
 
 from octavo_core.errors import ModelError
 from octavo_core.gguf import GGUFHeader, read_gguf_header
-
-# GGUF's name of an architecture to the class name that config.json uses.
-GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+from octavo_core.gguf_config import fields_from_gguf
+from octavo_core.hf_config import fields_from_config
+from octavo_core.kv_cache_group import KVCacheGroup
+from octavo_core.kv_cache_layout import group_layers
+from octavo_core.layer_spec import LayerKind, LayerSpec
+from octavo_core.model_family import MAX_LAYERS, ModelFamily, family_of
+from octavo_core.quantization import Quantization
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,9 +29,23 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         architecture: Class name, for example ``LlamaForCausalLM``.
+        num_key_value_heads: The largest of all layers, where they differ.
+        head_dim: Numbers of one head of q and k.
         dtype: Type of the checkpoint's weights, or None if it does not say.
         eos_token_ids: Every id that ends an answer.
         rope_parameters: ``rope_type`` and its values; empty means the default kind.
+        sliding_window: Tokens that a layer with a window attends to; None if none has one.
+        model_type: Family, for example ``qwen2``.
+        head_dim_v: Numbers of one head of v; None means `head_dim`.
+        layer_kinds: One for each layer; empty means that all are alike.
+        layer_num_kv_heads: One for each layer; empty means `num_key_value_heads`.
+        kv_lora_rank: Width of the latent vector of MLA; None means plain K and V.
+        num_experts: Experts of a layer of the mixture; 0 means that there is no mixture.
+        moe_intermediate_size: Width of one expert.
+        shared_expert_intermediate_size: Width of all experts that see every token, together.
+        moe_layers: Indices of the layers with experts.
+        word_embed_proj_dim: Width of the embedding, if it is projected to `hidden_size`.
+        quantization: How the checkpoint's weights are stored, if not plainly.
     """
 
     architecture: str
@@ -49,24 +68,84 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    model_type: str = ""
+    head_dim_v: int | None = None
+    layer_kinds: tuple[LayerKind, ...] = ()
+    layer_num_kv_heads: tuple[int, ...] = ()
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    shared_expert_intermediate_size: int = 0
+    moe_layers: tuple[int, ...] = ()
+    word_embed_proj_dim: int | None = None
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
-            if getattr(self, name) < 1:
-                raise ModelError(
-                    f"{name} is {getattr(self, name)}; it must be positive.", field=name
-                )
-        if self.num_attention_heads % self.num_key_value_heads:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ModelError(f"{name} is {value}; it must be positive.", field=name)
+        if self.num_hidden_layers > MAX_LAYERS:
             raise ModelError(
-                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads={self.num_key_value_heads}.",
-                field="num_key_value_heads",
+                f"num_hidden_layers is {self.num_hidden_layers}; at most {MAX_LAYERS} are taken.",
+                field="num_hidden_layers",
             )
+        for name in ("layer_kinds", "layer_num_kv_heads"):
+            given = len(getattr(self, name))
+            if given not in (0, self.num_hidden_layers):
+                raise ModelError(
+                    f"{name} names {given} layers, but there are {self.num_hidden_layers}.",
+                    field=name,
+                )
+        for count in self.layer_num_kv_heads or (self.num_key_value_heads,):
+            if count and self.num_attention_heads % count:
+                raise ModelError(
+                    f"num_attention_heads={self.num_attention_heads} is not a multiple of "
+                    f"num_key_value_heads={count}.",
+                    field="num_key_value_heads",
+                )
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of K and V that one token takes over all layers."""
-        heads_bytes = self.num_key_value_heads * 2 * self.head_dim * dtype_bytes
-        return self.num_hidden_layers * heads_bytes
+    @property
+    def family(self) -> ModelFamily:
+        """What all models of this family have in common."""
+        return family_of(self.model_type)
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """What each layer keeps in the KV cache."""
+        window = self.sliding_window
+        if window is not None and window >= self.max_position_embeddings:
+            window = None  # never full
+        alike: LayerKind = "full" if window is None else "sliding"
+        kinds = self.layer_kinds or (alike,) * self.num_hidden_layers
+        heads = self.layer_num_kv_heads or (self.num_key_value_heads,) * self.num_hidden_layers
+        return tuple(
+            self._layer(kind, count, window) for kind, count in zip(kinds, heads, strict=True)
+        )
+
+    def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
+        """Group the layers that share a block table; see `octavo_core.kv_cache_layout`."""
+        return group_layers(self.layers)
+
+    def kv_bytes_per_token(self, dtype_bytes: int, tensor_parallel_size: int = 1) -> int:
+        """Bytes of K and V that one token takes over all layers, on one device."""
+        numbers = (layer.kv_numbers_per_token(tensor_parallel_size) for layer in self.layers)
+        return sum(numbers) * dtype_bytes
+
+    def _layer(self, kind: LayerKind, num_kv_heads: int, window: int | None) -> LayerSpec:
+        if kind == "none" or not num_kv_heads:
+            return LayerSpec("none", 0, 0, 0)
+        if self.kv_lora_rank is not None:
+            return LayerSpec("mla", 1, self.kv_lora_rank + self.qk_rope_head_dim, 0)
+        if kind == "full" or window is None:
+            kind, window = "full", None
+        return LayerSpec(
+            kind, num_kv_heads, self.head_dim, self.head_dim_v or self.head_dim, window
+        )
 
 
 _POSITIVE = (
@@ -76,8 +155,11 @@ _POSITIVE = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "head_dim_v",
     "vocab_size",
     "max_position_embeddings",
+    "sliding_window",
+    "kv_lora_rank",
 )
 
 
@@ -121,127 +203,30 @@ def spec_from_config(
 ) -> ModelSpec:
     """Build a spec from the contents of ``config.json`` and ``generation_config.json``.
 
-    Reads the old and the new spelling of keys that transformers renamed
-    (``torch_dtype``/``dtype``, ``rope_scaling``/``rope_parameters``).
-
     Raises:
         ModelError: An entry is missing or has a wrong type.
     """
-    generation_config = generation_config or {}
-    architectures = config.get("architectures") or [None]
-    hidden_size, num_heads = config.get("hidden_size"), config.get("num_attention_heads")
-    head_dim = config.get("head_dim")
-    if head_dim is None and isinstance(hidden_size, int) and isinstance(num_heads, int):
-        head_dim = hidden_size // max(num_heads, 1)
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if "type" in rope:
-        rope.setdefault("rope_type", rope.pop("type"))
-    rope_theta = rope.pop("rope_theta", None) or config.get("rope_theta")
-    eos = generation_config.get("eos_token_id", config.get("eos_token_id"))
-    fields = {
-        "architecture": architectures[0],
-        "hidden_size": hidden_size,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": config.get("num_key_value_heads") or num_heads,
-        "head_dim": head_dim,
-        "rope_theta": rope_theta,
-        "rope_parameters": {} if rope.get("rope_type") == "default" else rope,
-        "dtype": config.get("dtype") or config.get("torch_dtype"),
-        "eos_token_ids": _as_ids(eos),
-    }
-    for name in (
-        "num_hidden_layers",
-        "intermediate_size",
-        "vocab_size",
-        "max_position_embeddings",
-        "rms_norm_eps",
-        "hidden_act",
-        "tie_word_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "sliding_window",
-        "bos_token_id",
-    ):
-        fields[name] = config.get(name)
-    if isinstance(fields["bos_token_id"], list):
-        fields["bos_token_id"] = fields["bos_token_id"][0] if fields["bos_token_id"] else None
-    return _convert(fields, "config.json")
+    return _convert(lambda: fields_from_config(config, generation_config or {}), "config.json")
 
 
 def spec_from_gguf(header: GGUFHeader) -> ModelSpec:
     """Build a spec from GGUF metadata.
 
     Raises:
-        ModelError: The architecture is not supported, or an entry is missing or wrong.
+        ModelError: An entry is missing or wrong.
     """
-    metadata = header.metadata
-    architecture = metadata.get("general.architecture")
-    if architecture not in GGUF_ARCHITECTURES:
-        known = ", ".join(sorted(GGUF_ARCHITECTURES))
-        raise ModelError(
-            f"{header.path}: GGUF architecture {architecture!r} is not supported; "
-            f"supported: {known}.",
-            field="general.architecture",
-        )
-
-    def get(key: str, default: Any = None) -> Any:
-        return metadata.get(f"{architecture}.{key}", default)
-
-    num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
-    head_dim = get("attention.key_length")
-    if head_dim is None and isinstance(num_heads, int) and isinstance(hidden_size, int):
-        head_dim = hidden_size // max(num_heads, 1)
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise ModelError(f"{header.path}: there is no tensor token_embd.weight.")
-    fields = {
-        "architecture": GGUF_ARCHITECTURES[architecture],
-        "num_hidden_layers": get("block_count"),
-        "hidden_size": hidden_size,
-        "intermediate_size": get("feed_forward_length"),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": get("attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
-        "vocab_size": embedding.shape[0],
-        "max_position_embeddings": get("context_length"),
-        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
-        "rope_theta": get("rope.freq_base"),
-        "rope_parameters": _gguf_rope(header, get),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "sliding_window": get("attention.sliding_window"),
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_ids": _gguf_eos(metadata),
-    }
-    return _convert(fields, str(header.path))
+    return _convert(lambda: fields_from_gguf(header), str(header.path))
 
 
-def _gguf_rope(header: GGUFHeader, get: Any) -> dict[str, Any]:
-    kind = get("rope.scaling.type", "none")
-    if "rope_freqs.weight" in header.tensors:
-        raise ModelError(
-            f"{header.path}: tensor rope_freqs.weight (llama3 rope) is not supported yet.",
-            field="rope_freqs.weight",
-        )
-    if kind == "none":
-        return {}
-    return {"rope_type": kind, "factor": get("rope.scaling.factor", 1.0)}
-
-
-def _gguf_eos(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    return _as_ids([metadata.get(f"tokenizer.ggml.{key}") for key in keys])
-
-
-def _as_ids(value: Any) -> tuple[int, ...]:
-    """Return ids as a tuple without repeats; accepts None, one id or a list."""
-    values = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(item for item in values if item is not None))
-
-
-def _convert(fields: Mapping[str, Any], source: str) -> ModelSpec:
-    given = {name: value for name, value in fields.items() if value is not None}
+def _convert(collect: Callable[[], Mapping[str, Any]], source: str) -> ModelSpec:
     try:
+        given = {name: value for name, value in collect().items() if value is not None}
         return msgspec.convert(given, ModelSpec)
     except msgspec.ValidationError as error:
         reason = str(error).rstrip(".")
         raise ModelError(f"{source}: {reason}.", field=source) from error
+    except ModelError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        # An entry of another type than what is computed from it expects.
+        raise ModelError(f"{source}: an entry has a wrong type ({error}).", field=source) from error

@@ -42,12 +42,20 @@ class Request:
 
     Attributes:
         token_ids: Prompt and answer so far.
-        num_computed_tokens: How many of them have K and V in the cache, those of a
-            step in flight included.
+        num_computed_tokens: How many of them have K and V in the cache, those of
+            steps in flight included: it can be ahead of the known tokens.
+        num_awaited_tokens: Tokens that steps in flight still sample for it after it lost
+            its slot. Only then it may come back.
+        is_decoding: All its known tokens are computed or in flight; each step adds one.
+        decode_limit: Position up to which it decodes without asking the block manager.
         slot: Batch slot while it runs, else -1.
-        block_ids: KV blocks it holds, in order. Only the block manager writes it.
+        block_tables: For each KV group the blocks it holds, in order. This and the next
+            four are the block manager's.
+        num_holes: For each group, how many blocks at the start were given back.
+        capacity: Tokens that have room in its blocks.
+        num_registered_blocks: How many full blocks the prefix cache was told of.
         block_hashes: Hashes of its full blocks, as far as they were needed.
-        num_registered_blocks: How many of ``block_ids`` the prefix cache was told of.
+        may_cache: False once the cache was reset while it ran: its blocks are stale.
         num_cached_tokens: Prompt tokens found in the prefix cache when it first ran.
         max_total_tokens: Prompt and answer end here at the latest.
     """
@@ -56,14 +64,20 @@ class Request:
         "adapter",
         "arrival_time",
         "block_hashes",
-        "block_ids",
+        "block_tables",
         "cache_salt",
+        "capacity",
         "deadline",
+        "decode_limit",
+        "is_decoding",
         "max_total_tokens",
+        "may_cache",
         "media",
         "min_total_tokens",
+        "num_awaited_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_holes",
         "num_preemptions",
         "num_prompt_tokens",
         "num_registered_blocks",
@@ -95,9 +109,15 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_registered_blocks = 0
+        self.num_awaited_tokens = 0
+        self.is_decoding = False
+        self.decode_limit = 0
         self.slot = -1
-        self.block_ids: list[int] = []
+        self.block_tables: list[list[int]] = []
+        self.num_holes: list[int] = []
+        self.capacity = 0
         self.block_hashes: list[bytes] = []
+        self.may_cache = True
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None
         self.stop_ids = frozenset(params.stop_token_ids)
@@ -122,14 +142,13 @@ class Request:
         """True once the request has ended."""
         return self.status > RequestStatus.PREEMPTED
 
-    def append(self, token_id: int) -> bool:
-        """Take one sampled token; return True if the request ends with it.
+    def ends_with(self, token_id: int) -> bool:
+        """Return True if the request ends with `token_id`, which was just appended.
 
         Sets ``status`` and ``stop_reason`` when it does. The order is the one users of
         vLLM know: end of sequence, stop token, length. A stop counts only from
         ``min_tokens`` on.
         """
-        self.token_ids.append(token_id)
         num_tokens = len(self.token_ids)
         if token_id in self.stop_ids and num_tokens >= self.min_total_tokens:
             self.status = RequestStatus.FINISHED_STOPPED

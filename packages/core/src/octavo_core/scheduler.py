@@ -1,18 +1,34 @@
 """Decides, step by step, which tokens of which requests are computed.
 
 There is one token budget a step and no prefill or decode phase: every request moves
-``num_computed_tokens`` towards ``num_tokens``. Running requests come first, those that
-decode before those that still prefill, so that a long prompt delays nobody's next
+``num_computed_tokens`` towards the end of its tokens. Running requests come first, those
+that decode before those that still prefill, so that a long prompt delays nobody's next
 token; then waiting requests are admitted while budget, slots and blocks last.
+
+Steps may be scheduled ahead: the tokens of a step in flight are not known, but that they
+will come is, and a request that decodes needs no more to be scheduled again. What it is
+given too much, because the token turns out to end it, is ignored when it comes back.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Iterable
 
-from octavo_core.block_manager import BlockManager
+import msgspec
+
+from octavo_core.bisection import Bisection, Suspect
+from octavo_core.block_manager import BlockManager, CachedPrefix, StepEffects
 from octavo_core.config import SchedulerConfig
-from octavo_core.errors import ContextLengthError, InvalidRequestError, UserError
+from octavo_core.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OctavoError,
+    QueueFullError,
+    RequestFailedError,
+)
 from octavo_core.policies import FCFSPolicy, SchedulingPolicy
 from octavo_core.request import Request, RequestStatus
 from octavo_core.scheduler_output import ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -20,32 +36,66 @@ from octavo_core.wire import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 
 
 class _Step:
-    """A step in the making, and what is needed to complete it or to take it back."""
+    """A step in the making or in flight, and what is needed to complete or take it back.
 
-    def __init__(self, step_id: int, budget: int) -> None:
-        self.step_id = step_id
+    Attributes:
+        budget: Tokens that may still be scheduled.
+        requests, counts, starts: Who computes how many tokens from which position on.
+        admitted: Those that enter a slot, with what the prefix cache had for them.
+        added: Blocks for those that were in their slot before.
+    """
+
+    __slots__ = (
+        "added",
+        "admitted",
+        "budget",
+        "counts",
+        "effects",
+        "freed_slots",
+        "has_preempted",
+        "requests",
+        "starts",
+        "step_id",
+    )
+
+    def __init__(self, budget: int) -> None:
+        self.step_id = 0
         self.budget = budget
-        self.scheduled: dict[Request, int] = {}  # number of tokens, in order
-        self.admitted: list[Request] = []
-        self.new_block_ids: dict[Request, list[int]] = {}
-        self.registered_block_ids: list[int] = []
+        self.requests: list[Request] = []
+        self.counts: list[int] = []
+        self.starts: list[int] = []
+        self.admitted: list[tuple[Request, CachedPrefix]] = []
+        self.added: dict[Request, list[list[int]]] = {}
         self.has_preempted = False
+        self.effects: StepEffects
+        self.freed_slots: list[int]
 
-    def schedule(self, request: Request, num_tokens: int) -> None:
-        self.scheduled[request] = num_tokens
+    def add(self, request: Request, num_tokens: int, start: int) -> None:
+        self.requests.append(request)
+        self.counts.append(num_tokens)
+        self.starts.append(start)
         self.budget -= num_tokens
+        end = start + num_tokens
+        request.num_computed_tokens = end
+        if end >= len(request.token_ids):
+            request.is_decoding = True
 
     def take_back(self, request: Request) -> None:
-        """Drop a request that became a victim after it was scheduled."""
-        self.budget += self.scheduled.pop(request, 0)
-        self.new_block_ids.pop(request, None)
+        """Drop a request that became a victim, if it was scheduled already."""
+        self.added.pop(request, None)
+        if request not in self.requests:
+            return
+        index = self.requests.index(request)
+        del self.requests[index]
+        self.budget += self.counts.pop(index)
+        request.num_computed_tokens = self.starts.pop(index)
 
 
 class Scheduler:
     """Continuous batching over a paged KV cache.
 
     Args:
-        config: Limits of a step.
+        config: Limits of a step and of the line.
         blocks: The block manager, which this scheduler alone uses.
         max_model_len: Most tokens of a request.
         policy: Order of the waiting requests; first come, first served by default.
@@ -65,13 +115,18 @@ class Scheduler:
         self._max_prefill_tokens = (
             config.long_prefill_token_threshold or config.max_num_batched_tokens
         )
+        self._max_num_queued_reqs = config.max_num_queued_reqs
+        self._max_num_queued_tokens = config.max_num_queued_tokens
         self._policy = policy if policy is not None else FCFSPolicy()
         self._running: list[Request] = []  # in order of admission
         self._requests: dict[str, Request] = {}
+        self._num_queued_tokens = 0
+        self._deadlines: list[tuple[float, str]] = []  # a heap; ended requests stay in it
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))  # the lowest is next
         self._slots_to_tell: list[int] = []  # freed, and not told to the workers yet
         self._step_id = 0
-        self._in_flight: _Step | None = None
+        self._in_flight: deque[_Step] = deque()  # the oldest is first
+        self._bisection = Bisection()
 
     # Requests come and go
 
@@ -81,6 +136,7 @@ class Scheduler:
         Raises:
             InvalidRequestError: The id is in use, or the prompt is empty.
             ContextLengthError: Prompt and answer can never fit.
+            QueueFullError: The line is as long as it may be.
         """
         if new_request.request_id in self._requests:
             raise InvalidRequestError(
@@ -89,8 +145,12 @@ class Scheduler:
             )
         request = Request(new_request, self.max_model_len)
         self._check_fits(request)
+        self._check_line(request)
         self._requests[request.request_id] = request
+        self._num_queued_tokens += len(request.token_ids)
         self._policy.add(request)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.request_id))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests in any state. Unknown ids are ignored; nothing is reported for them."""
@@ -98,6 +158,36 @@ class Scheduler:
             request = self._requests.get(request_id)
             if request is not None:
                 self._end(request, RequestStatus.FINISHED_ABORTED)
+
+    def expire(self, now: float) -> list[EngineCoreOutput]:
+        """End the requests whose deadline has passed.
+
+        Args:
+            now: Seconds since the epoch.
+
+        Returns:
+            One output for each of them.
+        """
+        outputs = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, request_id = heapq.heappop(self._deadlines)
+            request = self._requests.get(request_id)
+            if request is None or request.deadline != deadline:
+                continue  # it ended before, and its id may be another's by now
+            allowed = deadline - request.arrival_time
+            error = DeadlineExceededError(
+                f"The deadline of this request ({allowed:.3g} s after its arrival) has passed "
+                f"with {request.num_output_tokens} tokens generated."
+            )
+            self._end(request, RequestStatus.FINISHED_ERROR)
+            outputs.append(failure(request_id, error))
+        return outputs
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached blocks. Requests that run keep theirs, for themselves alone."""
+        self.blocks.reset_prefix_cache()
+        for request in self._running:
+            request.may_cache = False
 
     def has_unfinished_requests(self) -> bool:
         """True while any request runs or waits."""
@@ -113,190 +203,241 @@ class Scheduler:
         """Requests in line, preempted ones included."""
         return len(self._policy)
 
+    @property
+    def num_steps_in_flight(self) -> int:
+        """Steps that were scheduled and are not complete."""
+        return len(self._in_flight)
+
     def stats(self) -> SchedulerStats:
         """Return the load as it is now; counters are totals since the start."""
+        blocks = self.blocks
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._policy),
-            kv_cache_usage=self.blocks.pool.usage,
+            kv_cache_usage=blocks.pool.usage,
             num_preemptions=self.num_preemptions,
-            prefix_cache_queries=self.blocks.num_prefix_queries,
-            prefix_cache_hits=self.blocks.num_prefix_hits,
+            prefix_cache_queries=blocks.num_prefix_queries,
+            prefix_cache_hits=blocks.num_prefix_hits,
+            num_waiting_tokens=self._num_queued_tokens,
+            host_cache_hits=blocks.num_host_hits,
+            host_cache_usage=blocks.host.num_used / max(1, blocks.host.num_blocks),
         )
 
     # One step
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self) -> SchedulerOutput | None:
         """Choose the tokens of the next step and give them their blocks.
 
-        There is always something to choose while a request is unfinished: the oldest can
-        preempt all others, and alone it fits. Tokens count as computed from here on. Call
-        `update_from_output` or `fail_step` before the next `schedule`.
+        Tokens count as computed from here on.
+
+        Returns:
+            The step, or None if there is nothing to compute before a step in flight is
+            complete. With none in flight and a request unfinished there always is: the
+            oldest can preempt all others, and alone it fits.
         """
-        assert self._in_flight is None, "schedule() before the last step was completed"
+        step = _Step(self._max_num_batched_tokens)
+        if self._bisection:
+            self._schedule_suspects(step)
+        if not self._bisection:
+            self._schedule_running(step, self._running)
+            if not step.has_preempted:
+                self._admit_waiting(step)
+        if not step.requests:
+            return None
         self._step_id += 1
-        step = _Step(self._step_id, self._max_num_batched_tokens)
-        self._schedule_running(step)
-        if not step.has_preempted:
-            self._admit_waiting(step)
-        self._in_flight = step
+        step.step_id = self._step_id
+        self._in_flight.append(step)
         return self._commit(step)
 
     def update_from_output(self, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
-        """Append what a step sampled, and end the requests that are complete.
+        """Append what the oldest step in flight has sampled, and end what is complete.
 
         Returns:
             One output for each request that got a token.
         """
-        step = self._complete(output.step_id)
+        step = self._in_flight.popleft()
+        assert step.step_id == output.step_id, f"step {output.step_id} is not the oldest in flight"
         outputs: list[EngineCoreOutput] = []
         has_ended = False
-        for index, (request, token_id) in enumerate(
-            zip(step.scheduled, output.sampled_token_ids, strict=True)
-        ):
-            if token_id < 0 or request.is_finished:
+        for request, token_id in zip(step.requests, output.sampled_token_ids, strict=True):
+            if token_id < 0:
                 continue
-            if request.append(token_id):
-                has_ended = True
-                self._release(request)
-            row_logprobs = output.logprobs.get(index)
-            outputs.append(
-                EngineCoreOutput(
-                    request.request_id,
-                    [token_id],
-                    request.status.finish_reason,
-                    request.stop_reason,
-                    None if row_logprobs is None else [row_logprobs],
-                    request.num_cached_tokens,
-                )
-            )
+            if request.slot < 0 and not self._was_awaited(request):
+                continue  # it has ended
+            token_ids = request.token_ids
+            token_ids.append(token_id)
+            if token_id in request.stop_ids or len(token_ids) >= request.max_total_tokens:
+                if request.ends_with(token_id):
+                    has_ended = True
+                    self._finish(request)
+                    outputs.append(_last_output(request, token_id))
+                    continue
+            elif request.num_cached_tokens and len(token_ids) == request.num_prompt_tokens + 1:
+                outputs.append(_first_output(request, token_id))
+                continue
+            outputs.append(EngineCoreOutput(request.request_id, [token_id]))
         if has_ended:
-            self._running = [request for request in self._running if not request.is_finished]
+            self._running = [request for request in self._running if request.slot >= 0]
+        if output.logprobs:
+            return _with_logprobs(step, output, outputs)
         return outputs
 
-    def fail_step(self, step_id: int, message: str) -> list[EngineCoreOutput]:
-        """End every request of a step that raised, and take back what it told the prefix cache.
+    def roll_back(self, message: str) -> list[EngineCoreOutput]:
+        """Take back all steps in flight after the oldest has failed.
 
-        Requests that were not part of the step are untouched.
+        Every running request goes back in line with the tokens it has; it is computed
+        again, from what earlier steps left in the prefix cache. Those of the failed step
+        come back in groups, until it is clear which of them makes its steps fail.
+
+        Args:
+            message: What went wrong, for the culprit's client.
+
+        Returns:
+            The culprit's last output, once it is found.
         """
-        step = self._complete(step_id)
-        self.blocks.forget(step.registered_block_ids)
-        outputs = []
-        for request in step.scheduled:
-            if request.is_finished:
-                continue
-            self._end(request, RequestStatus.FINISHED_ERROR)
-            outputs.append(
-                EngineCoreOutput(
-                    request.request_id,
-                    [],
-                    RequestStatus.FINISHED_ERROR.finish_reason,
-                    error=message,
-                    error_kind="RequestFailedError",
-                )
-            )
-        return outputs
+        steps, self._in_flight = self._in_flight, deque()
+        self.blocks.forget(self.blocks.take_effects())
+        for step in steps:
+            self.blocks.forget(step.effects)
+        for request in reversed(self._running.copy()):
+            self._put_back(request)
+        for request in self._requests.values():
+            request.num_awaited_tokens = 0
+        untold = set(self._slots_to_tell).union(*(step.freed_slots for step in steps))
+        self._slots_to_tell = sorted(untold)
+        culprit = self._bisection.accuse(_suspects_of(steps[0]))
+        if culprit is None:
+            return []
+        self._end(culprit, RequestStatus.FINISHED_ERROR)
+        text = f"Request {culprit.request_id} made the engine's step fail: {message}"
+        return [failure(culprit.request_id, RequestFailedError(text))]
 
     # Phases of schedule()
 
-    def _schedule_running(self, step: _Step) -> None:
-        prefilling = []
-        for request in tuple(self._running):
-            if step.budget <= 0:
-                return
-            if request.status is not RequestStatus.RUNNING:
-                continue  # a victim of one before it
-            num_tokens = len(request.token_ids) - request.num_computed_tokens
-            if num_tokens == 1:
-                self._schedule_tokens(step, request, 1)
-            else:
-                prefilling.append(request)
-        for request in prefilling:
-            if step.budget <= 0:
-                return
-            if request.status is RequestStatus.RUNNING:
-                num_tokens = request.num_tokens - request.num_computed_tokens
-                self._schedule_tokens(step, request, self._clip(step, num_tokens))
+    def _schedule_running(self, step: _Step, running: list[Request]) -> None:
+        requests, counts, starts = step.requests, step.counts, step.starts
+        budget = step.budget
+        others = []
+        for request in running:
+            start = request.num_computed_tokens
+            if start >= request.decode_limit:  # always so while it prefills
+                others.append(request)
+            elif len(requests) < budget:
+                requests.append(request)
+                starts.append(start)
+                request.num_computed_tokens = start + 1
+        counts += [1] * len(requests)
+        step.budget -= len(requests)
+        if others:
+            self._schedule_others(step, others)
+
+    def _schedule_others(self, step: _Step, others: list[Request]) -> None:
+        """Schedule decodes that need a block, and then prefills."""
+        for is_decoding in (True, False):
+            for request in others:
+                if step.budget <= 0:
+                    return
+                # A victim of one before it has no slot any more.
+                if request.slot < 0 or request.is_decoding is not is_decoding:
+                    continue
+                start = request.num_computed_tokens
+                if not is_decoding:
+                    num_tokens = self._clip(step, len(request.token_ids) - start)
+                    self._schedule_tokens(step, request, num_tokens)
+                elif start < request.max_total_tokens - 1:  # else its last token is in flight
+                    self._schedule_tokens(step, request, 1)
 
     def _schedule_tokens(self, step: _Step, request: Request, num_tokens: int) -> None:
         """Schedule a running request; others, or it itself, are preempted if blocks lack."""
-        end = request.num_computed_tokens + num_tokens
-        new_block_ids = self.blocks.grow(request, end)
-        while new_block_ids is None:
-            victim = self._policy.choose_victim(self._running)
-            self._preempt(step, victim)
-            if victim is request:
-                return
-            new_block_ids = self.blocks.grow(request, end)
-        if new_block_ids:
-            step.new_block_ids[request] = new_block_ids
-        step.schedule(request, num_tokens)
+        start = request.num_computed_tokens
+        if start + num_tokens > request.capacity:
+            added = self.blocks.grow(request, start + num_tokens)
+            while added is None:
+                victim = self._policy.choose_victim(self._running)
+                self._preempt(step, victim)
+                if victim is request:
+                    return
+                added = self.blocks.grow(request, start + num_tokens)
+            step.added[request] = added
+        step.add(request, num_tokens, start)
+        self._after_prefill(request)
 
     def _admit_waiting(self, step: _Step) -> None:
-        policy, blocks = self._policy, self.blocks
+        policy = self._policy
         while step.budget > 0 and self._free_slots and len(policy):
             request = policy.peek()
-            cached_block_ids = blocks.find_cached_prefix(request)
-            num_cached_tokens = len(cached_block_ids) * blocks.block_size
-            num_tokens = self._clip(step, request.num_tokens - num_cached_tokens)
-            if not blocks.admit(
-                request,
-                cached_block_ids,
-                num_cached_tokens + num_tokens,
-                others_run=bool(self._running),
-            ):
+            if request.num_awaited_tokens:
+                return  # a step in flight still samples for it
+            prefix = self._admit(step, request)
+            if prefix is None:
                 return
-            policy.pop()
-            request.status = RequestStatus.RUNNING
-            request.slot = self._free_slots.pop()
-            request.num_computed_tokens = num_cached_tokens
-            if request.num_preemptions == 0:
-                request.num_cached_tokens = num_cached_tokens
-            self._running.append(request)
-            step.admitted.append(request)
-            step.schedule(request, num_tokens)
-            # At once, so that the next one in line finds this one's blocks.
-            self._register_full_blocks(step, request, num_cached_tokens + num_tokens)
+            popped = policy.pop()
+            assert popped is request, "pop() must return what peek() returned"
+
+    def _admit(self, step: _Step, request: Request) -> CachedPrefix | None:
+        """Give a waiting request a slot, its cached prefix and its first tokens, if they fit."""
+        prefix = self.blocks.find_cached_prefix(request)
+        start = prefix.num_tokens
+        num_tokens = self._clip(step, len(request.token_ids) - start)
+        others_run = bool(self._running)
+        if not self.blocks.admit(request, prefix, start + num_tokens, others_run=others_run):
+            return None
+        request.status = RequestStatus.RUNNING
+        request.slot = self._free_slots.pop()
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = start
+        self._num_queued_tokens -= len(request.token_ids)
+        self._running.append(request)
+        step.admitted.append((request, prefix))
+        step.add(request, num_tokens, start)
+        self._after_prefill(request)
+        return prefix
+
+    def _after_prefill(self, request: Request) -> None:
+        """Tell the prefix cache at once, so that the next one in line finds these blocks."""
+        self.blocks.register_full_blocks(request)
+        if request.is_decoding:
+            # Up to here it needs no new block, and its last token is not in flight.
+            request.decode_limit = min(request.capacity, request.max_total_tokens - 1)
+
+    def _schedule_suspects(self, step: _Step) -> None:
+        """Schedule the group on trial alone, one step at a time.
+
+        Nobody else keeps a slot meanwhile: so the group has all blocks, and fits.
+        """
+        if self._in_flight:
+            return
+        group = self._bisection.group_on_trial()
+        for request in reversed(self._running.copy()):
+            if request not in group:
+                self.blocks.register_full_blocks(request)
+                self._put_back(request)
+        self._schedule_running(step, self._running)
+        if step.has_preempted:
+            return
+        for request in group:
+            if step.budget <= 0 or not self._free_slots:
+                return
+            if request.slot < 0:
+                if self._admit(step, request) is None:
+                    return
+                self._policy.remove(request)
 
     def _commit(self, step: _Step) -> SchedulerOutput:
-        """Count the step's tokens as computed, and put it in the workers' terms."""
-        slots, counts, positions = [], [], []
-        block_size = self.blocks.block_size
-        for request, num_tokens in step.scheduled.items():
-            start = request.num_computed_tokens
-            end = start + num_tokens
-            slots.append(request.slot)
-            counts.append(num_tokens)
-            positions.append(start)
-            if end // block_size > request.num_registered_blocks:
-                self._register_full_blocks(step, request, end)
-        output = SchedulerOutput(
+        """Put a step in the workers' terms."""
+        step.effects = self.blocks.take_effects()
+        step.freed_slots, self._slots_to_tell = self._slots_to_tell, []
+        return SchedulerOutput(
             step.step_id,
-            self._slots_to_tell,
-            [self._new_request_data(request) for request in step.admitted],
-            [(request.slot, ids) for request, ids in step.new_block_ids.items()],
-            slots,
-            counts,
-            positions,
+            step.freed_slots,
+            [_new_request_data(*admitted) for admitted in step.admitted],
+            [(request.slot, added) for request, added in step.added.items()],
+            [request.slot for request in step.requests],
+            step.counts,
+            step.starts,
+            step.effects.swap_out,
+            step.effects.swap_in,
         )
-        self._slots_to_tell = []
-        for request, num_tokens in step.scheduled.items():
-            request.num_computed_tokens += num_tokens
-        return output
-
-    def _new_request_data(self, request: Request) -> NewRequestData:
-        return NewRequestData(
-            request.slot,
-            request.request_id,
-            list(request.token_ids),
-            request.num_prompt_tokens,
-            request.sampling_params,
-            list(request.block_ids),
-            request.num_computed_tokens,
-        )
-
-    def _register_full_blocks(self, step: _Step, request: Request, num_tokens: int) -> None:
-        step.registered_block_ids += self.blocks.register_full_blocks(request, num_tokens)
 
     def _clip(self, step: _Step, num_tokens: int) -> int:
         return min(num_tokens, step.budget, self._max_prefill_tokens)
@@ -307,40 +448,67 @@ class Scheduler:
         """Put a running request back in line. Its full blocks stay findable."""
         step.has_preempted = True
         step.take_back(request)
+        self.blocks.retract(request)
+        self.blocks.register_full_blocks(request)
+        # Steps in flight may sample for it all the same. It comes back when they have.
+        num_awaited = request.num_computed_tokens + 1 - len(request.token_ids)
+        request.num_awaited_tokens = max(0, num_awaited)
+        self._put_back(request)
+        self.num_preemptions += 1
+
+    def _put_back(self, request: Request) -> None:
         self._running.remove(request)
-        self._give_back_slot(request)
-        self.blocks.free(request)
+        self._let_go(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
+        request.is_decoding = False
+        request.decode_limit = 0
+        request.may_cache = True
         request.status = RequestStatus.PREEMPTED
-        self.num_preemptions += 1
+        self._num_queued_tokens += len(request.token_ids)
         self._policy.requeue(request)
 
+    def _was_awaited(self, request: Request) -> bool:
+        """True if a token came for a request that was preempted while it was in flight."""
+        if request.is_finished:
+            return False
+        request.num_awaited_tokens -= 1
+        self._num_queued_tokens += 1
+        return True
+
+    def _finish(self, request: Request) -> None:
+        """Let go of a request that a token has ended; `_running` is tidied by the caller."""
+        if request.slot < 0:
+            self._leave_line(request)
+        self._release(request)
+
     def _end(self, request: Request, status: RequestStatus) -> None:
-        if request.status is RequestStatus.RUNNING:
+        if request.slot >= 0:
             self._running.remove(request)
         else:
-            self._policy.remove(request)
+            self._leave_line(request)
         request.status = status
         self._release(request)
 
+    def _leave_line(self, request: Request) -> None:
+        self._policy.remove(request)
+        self._num_queued_tokens -= len(request.token_ids)
+
     def _release(self, request: Request) -> None:
         """Give back all that an ended request holds."""
-        self.blocks.free(request)
         if request.slot >= 0:
-            self._give_back_slot(request)
+            self.blocks.register_full_blocks(request)
+            self._let_go(request)
+            self._policy.finish(request)
         del self._requests[request.request_id]
 
-    def _give_back_slot(self, request: Request) -> None:
+    def _let_go(self, request: Request) -> None:
+        self.blocks.free(request)
         self._free_slots.append(request.slot)
         self._slots_to_tell.append(request.slot)
         request.slot = -1
 
-    def _complete(self, step_id: int) -> _Step:
-        step, self._in_flight = self._in_flight, None
-        assert step is not None, "no step is in flight"
-        assert step.step_id == step_id, f"step {step_id} is not in flight"
-        return step
+    # Refusals
 
     def _check_fits(self, request: Request) -> None:
         if request.num_prompt_tokens == 0:
@@ -352,23 +520,91 @@ class Scheduler:
                 f"the answer.",
                 field="prompt",
             )
-        pool_tokens = self.blocks.pool.num_blocks * self.blocks.block_size
-        if request.max_total_tokens > pool_tokens:
+        blocks = self.blocks
+        if blocks.most_blocks_held(request.max_total_tokens) > blocks.pool.num_blocks:
             raise ContextLengthError(
                 f"The prompt has {request.num_prompt_tokens} tokens and max_tokens asks for up to "
                 f"{request.max_total_tokens - request.num_prompt_tokens} more, but the whole KV "
-                f"cache holds {pool_tokens} tokens; shorten the prompt, lower max_tokens, or give "
-                f"the server more --kv-cache-memory.",
+                f"cache holds {blocks.num_tokens_alone} tokens; shorten the prompt, lower "
+                f"max_tokens, or give the server more --kv-cache-memory.",
                 field="max_tokens",
             )
 
+    def _check_line(self, request: Request) -> None:
+        num_waiting = len(self._policy)
+        if num_waiting >= self._max_num_queued_reqs:
+            raise QueueFullError(
+                f"{num_waiting} requests wait already, and max_num_queued_reqs is "
+                f"{self._max_num_queued_reqs}; try again later, or start the server with a higher "
+                f"--max-num-queued-reqs.",
+                field="max_num_queued_reqs",
+            )
+        limit = self._max_num_queued_tokens
+        if limit and num_waiting and self._num_queued_tokens + request.num_tokens > limit:
+            raise QueueFullError(
+                f"{self._num_queued_tokens} tokens wait already, this request has "
+                f"{request.num_tokens}, and max_num_queued_tokens is {limit}; try again later, or "
+                f"start the server with a higher --max-num-queued-tokens.",
+                field="max_num_queued_tokens",
+            )
 
-def refusal(request_id: str, error: UserError) -> EngineCoreOutput:
-    """Return the one output of a request that was refused."""
+
+def failure(request_id: str, error: OctavoError) -> EngineCoreOutput:
+    """Return the one last output of a request that was refused or has failed."""
     return EngineCoreOutput(
         request_id,
         [],
         RequestStatus.FINISHED_ERROR.finish_reason,
-        error=error.message,
+        error=str(error),
         error_kind=type(error).__name__,
     )
+
+
+def _new_request_data(request: Request, prefix: CachedPrefix) -> NewRequestData:
+    return NewRequestData(
+        request.slot,
+        request.request_id,
+        list(request.token_ids),
+        request.num_prompt_tokens,
+        request.sampling_params,
+        # A hole is never read, but the wire has no word for it.
+        [[max(block_id, 0) for block_id in table] for table in request.block_tables],
+        prefix.num_tokens,
+    )
+
+
+def _first_output(request: Request, token_id: int) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        request.request_id, [token_id], num_cached_tokens=request.num_cached_tokens
+    )
+
+
+def _last_output(request: Request, token_id: int) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        request.request_id,
+        [token_id],
+        request.status.finish_reason,
+        request.stop_reason,
+        num_cached_tokens=request.num_cached_tokens,
+    )
+
+
+def _with_logprobs(
+    step: _Step, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]
+) -> list[EngineCoreOutput]:
+    by_id = {
+        step.requests[index].request_id: logprobs for index, logprobs in output.logprobs.items()
+    }
+    return [
+        msgspec.structs.replace(item, logprobs=[by_id[item.request_id]])
+        if item.request_id in by_id
+        else item
+        for item in outputs
+    ]
+
+
+def _suspects_of(step: _Step) -> list[Suspect]:
+    return [
+        Suspect(request, start + count)
+        for request, start, count in zip(step.requests, step.starts, step.counts, strict=True)
+    ]

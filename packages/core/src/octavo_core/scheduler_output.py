@@ -20,8 +20,9 @@ class NewRequestData(msgspec.Struct, frozen=True, array_like=True):
         token_ids: Every token known so far: the prompt, and the answer's tokens if
             the request was preempted or is resumed.
         num_prompt_tokens: How many of ``token_ids`` are the prompt.
-        block_ids: KV blocks in order, those of this step's tokens included.
-        num_computed_tokens: Tokens whose K and V are in ``block_ids`` already
+        block_tables: For each KV group the blocks in order, those of this step's tokens
+            included. Where a window has moved on, the id means nothing.
+        num_computed_tokens: Tokens whose K and V are in the blocks already
             (prefix-cache hit).
     """
 
@@ -30,7 +31,7 @@ class NewRequestData(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     num_prompt_tokens: int
     sampling_params: SamplingParams
-    block_ids: list[int]
+    block_tables: list[list[int]]
     num_computed_tokens: int
 
 
@@ -42,22 +43,28 @@ class SchedulerOutput(msgspec.Struct, frozen=True, array_like=True):
         freed_slots: Slots whose request ended or was preempted; forget them.
         new_requests: Requests that enter a slot in this step.
         new_block_ids: For requests that were in their slot before, pairs of slot
-            and the block ids to append to its block table.
+            and, for each KV group, the block ids to append to its block table.
         slots: Every slot scheduled in this step, new requests included.
         num_scheduled_tokens: For each of ``slots``, how many tokens to compute.
         num_computed_tokens: For each of ``slots``, the position of the first of them.
+        blocks_to_swap_out: Pairs of device block and host block to copy to. These come
+            first of all, then the next.
+        blocks_to_swap_in: Pairs of host block and device block to copy to.
 
     The worker knows every slot's tokens, since it appends what it samples. A token
-    is sampled for a slot if this step computes up to its last known token.
+    is sampled for a slot if this step computes up to its last known token. Steps are
+    carried out in order, and may be sent before the tokens of the last one are back.
     """
 
     step_id: int
     freed_slots: list[int]
     new_requests: list[NewRequestData]
-    new_block_ids: list[tuple[int, list[int]]]
+    new_block_ids: list[tuple[int, list[list[int]]]]
     slots: list[int]
     num_scheduled_tokens: list[int]
     num_computed_tokens: list[int]
+    blocks_to_swap_out: list[tuple[int, int]] = []
+    blocks_to_swap_in: list[tuple[int, int]] = []
 
     @property
     def total_num_scheduled_tokens(self) -> int:

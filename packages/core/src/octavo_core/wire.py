@@ -88,7 +88,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
 
 
-class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """What one step did for one request.
 
     Attributes:
@@ -96,7 +96,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
         finish_reason: ``stop``, ``length``, ``abort`` or ``error`` in the last output.
         stop_reason: The id out of ``stop_token_ids`` that ended the request.
         logprobs: One entry for each new token, if they were asked for.
-        num_cached_tokens: Prompt tokens that came from the prefix cache.
+        num_cached_tokens: Prompt tokens that came from the prefix cache; told with the
+            first token and with the last output.
         error: What went wrong, with finish_reason ``error``; for a person to read.
         error_kind: Name of the class of `octavo_core.errors` that the front raises.
     """
@@ -120,6 +121,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    num_waiting_tokens: int = 0
+    host_cache_hits: int = 0
+    host_cache_usage: float = 0.0
 
 
 # Front to engine

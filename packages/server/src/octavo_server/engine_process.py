@@ -28,8 +28,10 @@ from octavo_core import wire
 from octavo_core.config import EngineConfig
 from octavo_core.errors import UserError
 from octavo_core.executor import ProgressCallback
+from octavo_core.kv_events import KVEvent
 from octavo_core.process import exit_with_parent, start_without_interrupts
 from octavo_server import __version__
+from octavo_server.kv_event_publisher import KVEventPublisher
 from octavo_server.logging_setup import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ class Engine(Protocol):
     def abort_requests(self, request_ids: list[str]) -> None: ...
     def has_unfinished_requests(self) -> bool: ...
     def check_health(self) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
+    def take_kv_events(self) -> list[KVEvent]: ...
     def step(self) -> wire.EngineCoreOutputs: ...
     def shutdown(self) -> None: ...
 
@@ -101,12 +105,15 @@ def serve_engine(
         Exit code: 0 if the front ended it, 1 after an error that the front was told.
     """
     engine: Engine | None = None
+    publisher: KVEventPublisher | None = None
     try:
         link.send(wire.Hello(os.getpid(), __version__))
         link.report_progress("importing the executor", None)
         importlib.import_module(preload)
         link.report_progress("waiting for the model's files", None)
         config = link.receive_config()
+        if config.cache.kv_events_endpoint is not None:
+            publisher = KVEventPublisher(config.cache.kv_events_endpoint)
         engine = build(config)
         link.send(engine.start(link.report_progress))
         # While it loads, SIGTERM ends the process at once. Now the front decides: a service
@@ -114,7 +121,7 @@ def serve_engine(
         _ignore_sigterm()
         gc.collect()
         gc.freeze()
-        _run_loop(engine, link)
+        _run_loop(engine, link, publisher)
         return 0
     except UserError as error:
         link.send(wire.Failed(error.message, type(error).__name__, error.field))
@@ -126,6 +133,8 @@ def serve_engine(
     finally:
         if engine is not None:
             engine.shutdown()
+        if publisher is not None:
+            publisher.close()
         link.close()
 
 
@@ -172,7 +181,7 @@ class FrontLink:
         self._context.term()
 
 
-def _run_loop(engine: Engine, link: FrontLink) -> None:
+def _run_loop(engine: Engine, link: FrontLink, publisher: KVEventPublisher | None) -> None:
     """Step while there is work and sleep while there is none, until `Shutdown`."""
     while True:
         message = link.receive(0.0 if engine.has_unfinished_requests() else _HEALTH_INTERVAL)
@@ -185,6 +194,8 @@ def _run_loop(engine: Engine, link: FrontLink) -> None:
             link.send(engine.step())
         else:
             engine.check_health()
+        if publisher is not None:
+            publisher.publish(engine.take_kv_events())
 
 
 def _handle(engine: Engine, link: FrontLink, message: wire.ToEngine) -> None:
@@ -193,9 +204,12 @@ def _handle(engine: Engine, link: FrontLink, message: wire.ToEngine) -> None:
             engine.add_request(request)
         case wire.AbortRequests(request_ids):
             engine.abort_requests(request_ids)
-        case wire.UtilityCall():
-            error = f"the engine has no function {message.method!r}"
-            link.send(wire.UtilityResult(message.call_id, error=error))
+        case wire.UtilityCall(call_id, "reset_prefix_cache", []):
+            engine.reset_prefix_cache()
+            link.send(wire.UtilityResult(call_id))
+        case wire.UtilityCall(call_id, method):
+            error = f"the engine has no function {method!r} with these arguments"
+            link.send(wire.UtilityResult(call_id, error=error))
         case _:
             raise wire.WireError(f"unexpected {type(message).__name__}")
 

@@ -216,6 +216,7 @@ class _Front:
             self._config.replace("the model that was found", model_path=str(resolved.path))
         )
         # Only now, so that the engine does not wait for these imports (0.4 s) to hear of its model.
+        from octavo_core.memory_planner import longest_model_len
         from octavo_core.model_spec import read_model_spec
         from octavo_server.api.context import LoadedModel
         from octavo_server.input_processor import InputProcessor
@@ -227,7 +228,10 @@ class _Front:
         spec = await _in_daemon_thread(lambda: read_model_spec(resolved.path))
         client.output_processor = OutputProcessor(tokenizer)
         input_processor = InputProcessor(
-            tokenizer, spec, model.max_model_len or spec.max_position_embeddings
+            tokenizer,
+            spec,
+            longest_model_len(spec, self._config),
+            self._config.scheduler.scheduling_policy,
         )
         chat_problem = await _in_daemon_thread(input_processor.chat_problem)
         if chat_problem is not None:

@@ -33,13 +33,25 @@ class InputProcessor:
         spec: The model's hyper-parameters.
         max_model_len: Most tokens of prompt and answer, as far as it is known before
             the engine is ready.
+        scheduling_policy: Name of the engine's policy, which says what a request's priority
+            and tenant are good for.
     """
 
-    def __init__(self, tokenizer: Tokenizer, spec: ModelSpec, max_model_len: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        spec: ModelSpec,
+        max_model_len: int,
+        scheduling_policy: str = "fcfs",
+    ) -> None:
         self.tokenizer = tokenizer
         self._vocab_size = spec.vocab_size
         self._max_model_len = max_model_len
         self._kv_cache_tokens: int | None = None
+        # Policies of other packages may use both.
+        self._takes_priority = scheduling_policy not in ("fcfs", "fair_share")
+        self._takes_tenant = scheduling_policy not in ("fcfs", "priority")
+        self._scheduling_policy = scheduling_policy
         ids = dict.fromkeys((*spec.eos_token_ids, *tokenizer.eos_token_ids))
         self._eos_token_ids = tuple(i for i in ids if 0 <= i < spec.vocab_size)
 
@@ -62,6 +74,7 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str | None = None,
         add_special_tokens: bool = True,
         field: str = "prompt",
     ) -> list[EngineCoreRequest]:
@@ -71,6 +84,8 @@ class InputProcessor:
             request_id: The caller's id; choice ``i`` becomes ``{request_id}-{i}``.
             prompt: Text, or token ids which are taken as they are.
             arrival_time: Seconds since the epoch; now, if None.
+            priority: Lower runs earlier; only 0 where the policy does not look at it.
+            tenant: Whom a fair-share policy counts the request for.
             add_special_tokens: Add BOS and EOS to a text where the model asks for them.
             field: What errors call the prompt.
 
@@ -78,14 +93,21 @@ class InputProcessor:
             InvalidRequestError: A value can't be used; the message names it and its limit.
             ContextLengthError: The prompt leaves no room for an answer.
         """
-        _check_texts(params, cache_salt)
+        _check_texts(params, cache_salt, tenant)
         if isinstance(prompt, str):
             _check_text(field, prompt)
             prompt_token_ids = self.tokenizer.encode(prompt, add_special_tokens)
         else:
             prompt_token_ids = list(prompt)
         return self._make_requests(
-            request_id, prompt_token_ids, field, params, arrival_time, priority, cache_salt
+            request_id,
+            prompt_token_ids,
+            field,
+            params,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
         )
 
     def process_chat(
@@ -97,6 +119,7 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str | None = None,
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
         **template_options: Any,
@@ -115,14 +138,21 @@ class InputProcessor:
                 the template refuses the messages.
             ContextLengthError: The conversation leaves no room for an answer.
         """
-        _check_texts(params, cache_salt)
+        _check_texts(params, cache_salt, tenant)
         (messages, tools), marker = self._guard.mark([messages, tools])
         text = self.render_chat(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **template_options
         )
         prompt_token_ids = self._encode_chat(text, marker)
         return self._make_requests(
-            request_id, prompt_token_ids, "messages", params, arrival_time, priority, cache_salt
+            request_id,
+            prompt_token_ids,
+            "messages",
+            params,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
         )
 
     def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
@@ -194,10 +224,13 @@ class InputProcessor:
         prompt_token_ids: list[int],
         field: str,
         params: SamplingParams,
+        *,
         arrival_time: float | None,
         priority: int,
         cache_salt: str | None,
+        tenant: str | None,
     ) -> list[EngineCoreRequest]:
+        self._check_priority(priority)
         self._check_token_ids(prompt_token_ids, field)
         self._check_stop_token_ids(params)
         params = self._complete(params, self._room(len(prompt_token_ids), field))
@@ -209,9 +242,19 @@ class InputProcessor:
                 arrival_time=time.time() if arrival_time is None else arrival_time,
                 priority=priority,
                 cache_salt=cache_salt,
+                tenant=tenant if self._takes_tenant else None,
             )
             for index in range(params.n)
         ]
+
+    def _check_priority(self, priority: int) -> None:
+        if priority != 0 and not self._takes_priority:
+            raise InvalidRequestError(
+                f"priority is {priority}, but this server schedules by {self._scheduling_policy}, "
+                f"which knows none; leave it out, or start the server with "
+                f"--scheduling-policy priority.",
+                field="priority",
+            )
 
     def _check_token_ids(self, token_ids: list[int], field: str) -> None:
         if not token_ids:
@@ -297,11 +340,13 @@ def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "\n".join(texts)}
 
 
-def _check_texts(params: SamplingParams, cache_salt: str | None) -> None:
+def _check_texts(params: SamplingParams, cache_salt: str | None, tenant: str | None) -> None:
     for string in params.stop:
         _check_text("stop", string)
     if cache_salt is not None:
         _check_text("cache_salt", cache_salt)
+    if tenant is not None:
+        _check_text("user", tenant)
 
 
 def _check_text(field: str, text: str) -> None:

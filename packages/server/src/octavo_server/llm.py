@@ -24,6 +24,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from octavo_core.config import resolve_config
 from octavo_core.errors import InvalidRequestError
+from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreRequest
@@ -69,7 +70,10 @@ class LLM:
         self._default_params = SamplingParams(**read_sampling_defaults(resolved.path))
         self._output_processor = OutputProcessor(self.tokenizer)
         self._input_processor = InputProcessor(
-            self.tokenizer, spec, config.model.max_model_len or spec.max_position_embeddings
+            self.tokenizer,
+            spec,
+            longest_model_len(spec, config),
+            config.scheduler.scheduling_policy,
         )
         self._ids = count()
         self._lock = threading.Lock()
@@ -111,6 +115,11 @@ class LLM:
             return _Job(request_id, item if isinstance(item, str) else None, requests)
 
         return self._run(items, sampling_params, prepare, use_tqdm)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached KV blocks, as after a change of the weights."""
+        with self._lock:
+            self.engine.reset_prefix_cache()
 
     def chat(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +55,32 @@ def resolve_model(
     return ResolvedModel(_fetch_from_hub(model, revision), model)
 
 
+def resolve_plan_source(model: str, revision: str | None = None) -> ResolvedModel:
+    """Find what a model can be planned from; of a model on the hub, fetch config.json alone.
+
+    Args:
+        model: As in `resolve_model`, or a config.json. A folder needs no more than that file.
+        revision: Branch, tag or commit on the hub.
+
+    Raises:
+        ModelError: One line that names the path or id, and what is missing.
+    """
+    path = Path(model).expanduser()
+    if not model or (_looks_like_path(model) and not path.exists()):
+        return resolve_model(model, revision)
+    if path.exists():
+        return ResolvedModel(path.resolve(), model)
+    if ":" in model:
+        raise ModelError(
+            f"{model}: a GGUF file is planned from the disk, and not fetched for it; download it, "
+            f"or plan the model that it was made from with --quantization.",
+            field="model",
+        )
+    return ResolvedModel(
+        _ask_hub(model, revision, lambda: _fetch_file(model, "config.json", revision)), model
+    )
+
+
 def _looks_like_path(model: str) -> bool:
     """True for what can't be a hub id; then the network is not asked."""
     hub_id, _, file = model.partition(":")
@@ -102,6 +129,29 @@ def _check_folder(folder: Path) -> None:
 
 
 def _fetch_from_hub(model: str, revision: str | None) -> Path:
+    repo_id, _, file = model.partition(":")
+
+    def fetch() -> Path:
+        if file:
+            return _fetch_file(repo_id, file, revision)
+        import huggingface_hub
+
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo_id,
+                revision=revision,
+                allow_patterns=_HUB_FILES,
+                ignore_patterns=["*/*"],  # other formats of the same weights
+            )
+        )
+
+    path = _ask_hub(model, revision, fetch)
+    _check_path(path)
+    return path
+
+
+def _ask_hub(model: str, revision: str | None, fetch: Callable[[], Path]) -> Path:
+    """Return what `fetch` does; its errors become one line that says what is wrong."""
     # Takes 0.3 s to import, and local models do not need it.
     import huggingface_hub
     from huggingface_hub.errors import (
@@ -115,19 +165,8 @@ def _fetch_from_hub(model: str, revision: str | None) -> Path:
     if logging.getLogger().handlers:
         # The library's own handler would print each line a second time.
         logging.getLogger("huggingface_hub").handlers.clear()
-    repo_id, _, file = model.partition(":")
     try:
-        if file:
-            path = _fetch_file(repo_id, file, revision)
-        else:
-            path = Path(
-                huggingface_hub.snapshot_download(
-                    repo_id,
-                    revision=revision,
-                    allow_patterns=_HUB_FILES,
-                    ignore_patterns=["*/*"],  # other formats of the same weights
-                )
-            )
+        return fetch()
     except GatedRepoError:
         reason = "its owner has to grant access; do so on its page and set HF_TOKEN"
     except RepositoryNotFoundError:
@@ -145,9 +184,6 @@ def _fetch_from_hub(model: str, revision: str | None) -> Path:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     except Exception as error:  # its HTTP library's errors have no base that is ours to import
         reason = f"the hub can't be reached ({type(error).__name__})"
-    else:
-        _check_path(path)
-        return path
     raise ModelError(
         f"Model {model} is neither a local path nor to be had from the hub: {reason}.",
         field="model",

@@ -54,7 +54,7 @@ class InputBatch:
         for request in scheduler_output.new_requests:
             self._add(request)
         for slot, block_ids in scheduler_output.new_block_ids:
-            self._append_blocks(slot, block_ids)
+            self._append_blocks(slot, _only_group(block_ids))
 
     def append_tokens(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Append one sampled token to each of `slots`."""
@@ -77,7 +77,7 @@ class InputBatch:
         self.num_tokens[slot] = num_tokens
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_blocks[slot] = 0
-        self._append_blocks(slot, request.block_ids)
+        self._append_blocks(slot, _only_group(request.block_tables))
         self._set_sampling_params(slot, request.sampling_params)
 
     def _append_blocks(self, slot: int, block_ids: list[int]) -> None:
@@ -96,6 +96,12 @@ class InputBatch:
         seed = params.seed
         self.seeds[slot] = secrets.randbits(SEED_BITS) if seed is None else seed
         self.min_tokens[slot] = params.min_tokens
+
+
+def _only_group(block_tables: list[list[int]]) -> list[int]:
+    """Return the blocks of a model whose layers are all of one KV group, as ours are so far."""
+    (block_ids,) = block_tables
+    return block_ids
 
 
 def _widen(table: NDArray[Any], columns: int) -> NDArray[Any]:

@@ -65,6 +65,7 @@ class ModelRunner:
     ) -> None:
         self.batch = InputBatch(max_num_seqs, block_size)
         self.kv_caches: list[KVCache] = []
+        self.host_kv_caches: list[KVCache] = []  # the tier that blocks are swapped out to
         self._model = model
         self._block_size = block_size
         self._device = device
@@ -96,6 +97,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _execute(self, scheduler_output: SchedulerOutput) -> _ComputedStep:
         self.batch.apply(scheduler_output)
+        self._swap_blocks(scheduler_output)
         slots = np.array(scheduler_output.slots, np.int64)
         if len(slots) == 0:  # a step that only frees slots
             return _ComputedStep(scheduler_output.step_id, 0, slots, slots, torch.empty(0))
@@ -187,6 +189,16 @@ class ModelRunner:
         )
         return ModelInput(parts[0], parts[1], metadata)
 
+    def _swap_blocks(self, scheduler_output: SchedulerOutput) -> None:
+        """Copy evicted blocks to the host, and then those that are wanted again back."""
+        out, into = scheduler_output.blocks_to_swap_out, scheduler_output.blocks_to_swap_in
+        if not out and not into:
+            return
+        for device, host in zip(self.kv_caches, self.host_kv_caches, strict=True):
+            for device_cache, host_cache in zip(device, host, strict=True):
+                _copy_blocks(device_cache, host_cache, out)
+                _copy_blocks(host_cache, device_cache, into)
+
     def _check_known(self, slots: NDArray[np.int64], seq_lens: NDArray[np.int64]) -> None:
         num_tokens = self.batch.num_tokens[slots]
         capacity = self.batch.num_blocks[slots] * self._block_size
@@ -197,3 +209,15 @@ class ModelRunner:
                 f"slot {slots[row]} is scheduled up to token {seq_lens[row]}, but has "
                 f"{num_tokens[row]} tokens and blocks for {capacity[row]}"
             )
+
+
+def _copy_blocks(source: Tensor, target: Tensor, pairs: list[tuple[int, int]]) -> None:
+    """Copy blocks ``[block, ...]`` from one cache to another, by pairs of their ids.
+
+    Of several copies to one block the last counts, as if they were made one by one.
+    """
+    last = {to_block: from_block for from_block, to_block in pairs}
+    if last:
+        from_blocks = torch.tensor(list(last.values()), device=source.device)
+        to_blocks = torch.tensor(list(last), device=target.device)
+        target[to_blocks] = source[from_blocks].to(target.device)

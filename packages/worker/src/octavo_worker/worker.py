@@ -13,6 +13,7 @@ from torch import Tensor
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError
 from octavo_core.executor import ProgressCallback
+from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import ModelSpec
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from octavo_kernels import SamplingMetadata, sample
@@ -47,7 +48,8 @@ class Worker:
         self._config = config
         self._spec = spec
         self._rank = rank
-        self._max_model_len = config.model.max_model_len or spec.max_position_embeddings
+        self.device_memory: int | None = None  # bytes; None on a CPU
+        self._max_model_len = longest_model_len(spec, config)
 
     def init_device(self) -> None:
         """Choose device, type and threads.
@@ -71,6 +73,7 @@ class Worker:
             return
         torch.cuda.set_device(self.device)
         self._free_at_start, total = torch.cuda.mem_get_info(self.device)
+        self.device_memory = total
         share = self._config.cache.gpu_memory_utilization
         self._requested = math.ceil(total * share)
         if self._free_at_start < self._requested:
@@ -111,9 +114,11 @@ class Worker:
             return self._available_on_cpu()
         return self._available_on_gpu()
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache of every layer."""
-        self.runner.kv_caches = self._make_kv_caches(num_blocks)
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocate the KV cache of every layer, and the host tier."""
+        self.runner.kv_caches = self._make_kv_caches(num_blocks, self.device)
+        if num_host_blocks:
+            self.runner.host_kv_caches = self._make_kv_caches(num_host_blocks, torch.device("cpu"))
 
     def warm_up(self) -> None:
         """Run prefill, decode and every kind of sampling once."""
@@ -218,7 +223,7 @@ class Worker:
         logits = 2 * 4 * self._config.scheduler.max_num_seqs * spec.vocab_size
         return (num_tokens * max(feed_forward, attention) + gathered) * width + logits
 
-    def _make_kv_caches(self, num_blocks: int) -> list[KVCache]:
+    def _make_kv_caches(self, num_blocks: int, device: torch.device) -> list[KVCache]:
         spec = self._spec
         shape = (
             num_blocks,
@@ -227,13 +232,14 @@ class Worker:
             spec.head_dim,
         )
         return [
-            KVCache(self._zeros(shape), self._zeros(shape)) for _ in range(spec.num_hidden_layers)
+            KVCache(self._zeros(shape, device), self._zeros(shape, device))
+            for _ in range(spec.num_hidden_layers)
         ]
 
-    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+    def _zeros(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Allocate zeros: what attention masks out must be finite, for 0 × NaN is NaN."""
-        if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=device)
         # Zeroed memory from the system is not touched until it is used; torch.zeros would
         # write all of it, 1 s for 4 GiB.
         num_bytes = math.prod(shape) * self.dtype.itemsize
@@ -248,7 +254,7 @@ class Worker:
         """
         block_size = self._config.cache.block_size
         model_input, num_blocks = self._dummy_input(query_lens, block_size)
-        kv_caches = self._make_kv_caches(num_blocks)
+        kv_caches = self._make_kv_caches(num_blocks, self.device)
         hidden = self.runner.forward(model_input, kv_caches)
         self.model.compute_logits(hidden[:1].expand(num_logits, -1))
         return sum(cache.nbytes for pair in kv_caches for cache in pair)

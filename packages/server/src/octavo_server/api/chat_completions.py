@@ -50,7 +50,9 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         request_id,
         to_template_messages(body.messages),
         params,
+        priority=body.priority or 0,
         cache_salt=body.cache_salt,
+        tenant=body.tenant,
         add_generation_prompt=body.add_generation_prompt is not False,
         **_template_options(body),
     )
@@ -78,6 +80,7 @@ _RESERVED = frozenset(
         "arrival_time",
         "priority",
         "cache_salt",
+        "tenant",
         "add_generation_prompt",
         "tools",
     }

@@ -62,7 +62,9 @@ def _prepare(body: CompletionRequest, model: LoadedModel) -> Job:
             f"{request_id}-{number}",
             prompt,
             params,
+            priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            tenant=body.tenant,
             add_special_tokens=body.add_special_tokens is not False,
             field=f"prompt[{number}]" if len(prompts) > 1 else "prompt",
         )

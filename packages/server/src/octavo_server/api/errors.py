@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from octavo_core.errors import (
+    DeadlineExceededError,
     EngineDeadError,
     InvalidRequestError,
     OctavoError,
@@ -90,6 +91,8 @@ def to_api_error(error: Exception) -> ApiError:
         case EngineDeadError():
             message = str(error)
             return ApiError(503, message, SERVICE_UNAVAILABLE, code="engine_dead", retry_after=5)
+        case DeadlineExceededError():
+            return ApiError(504, str(error), SERVER_ERROR, code="deadline_exceeded")
         case RequestFailedError():
             return ApiError(500, str(error), SERVER_ERROR)
         case HTTPException():

@@ -113,7 +113,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "truncate_prompt_tokens": (),
     "logits_processors": (),
-    "priority": (0,),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -179,6 +178,9 @@ class GenerationRequest(StrictModel):
     include_stop_str_in_output: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     return_token_ids: bool | None = None
+    priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
+    user: Name | None = None
+    safety_identifier: Name | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -197,6 +199,11 @@ class GenerationRequest(StrictModel):
         if self.stream_options is not None and not self.stream:
             raise _InvalidField("stream_options needs stream to be true", "stream_options")
         return self
+
+    @property
+    def tenant(self) -> str | None:
+        """Whom the request is for, as the caller says; OpenAI has renamed the field."""
+        return self.safety_identifier or self.user or None
 
     @property
     def include_usage(self) -> bool:

@@ -16,6 +16,7 @@ from octavo_server import __version__
 COMMANDS = {
     "serve": "start an OpenAI-compatible server",
     "chat": "chat with a model in the terminal",
+    "plan": "say what of a model fits on a device",
 }
 
 EXIT_FAILURE = 1

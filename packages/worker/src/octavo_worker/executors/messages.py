@@ -21,9 +21,10 @@ class DetermineAvailableMemory(msgspec.Struct, frozen=True, tag=True):
 
 
 class InitializeKVCache(msgspec.Struct, frozen=True, tag=True):
-    """Allocate the KV cache."""
+    """Allocate the KV cache and the host tier."""
 
     num_blocks: int
+    num_host_blocks: int = 0
 
 
 class WarmUp(msgspec.Struct, frozen=True, tag=True):
@@ -58,6 +59,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
     device: str
     dtype: str
+    device_memory: int | None = None
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

@@ -106,6 +106,16 @@ class MultiprocExecutor:
         """Type of the activations; empty before `load_model`."""
         return self._loaded.dtype
 
+    @property
+    def device_memory(self) -> int | None:
+        """Bytes of the device; None on a CPU and before `load_model`."""
+        return self._loaded.device_memory
+
+    @property
+    def max_concurrent_steps(self) -> int:
+        """Two: the next step is scheduled while the worker computes."""
+        return 2
+
     def load_model(self, on_progress: ProgressCallback) -> None:
         """Initialize the device and load the weights."""
         reply = self._call(messages.LoadModel(), on_progress)
@@ -119,9 +129,9 @@ class MultiprocExecutor:
         assert reply.value is not None
         return reply.value
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache."""
-        self._call(messages.InitializeKVCache(num_blocks))
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocate the KV cache and the host tier."""
+        self._call(messages.InitializeKVCache(num_blocks, num_host_blocks))
 
     def warm_up(self) -> None:
         """Run each kind of work once."""

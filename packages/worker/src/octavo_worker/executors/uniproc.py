@@ -33,6 +33,16 @@ class UniProcExecutor:
         """Type of the activations."""
         return str(self._running.dtype).removeprefix("torch.")
 
+    @property
+    def device_memory(self) -> int | None:
+        """Bytes of the device; None on a CPU."""
+        return self._running.device_memory
+
+    @property
+    def max_concurrent_steps(self) -> int:
+        """One: a step is done when its call returns."""
+        return 1
+
     def load_model(self, on_progress: ProgressCallback) -> None:
         """Initialize the device and load the weights."""
         self._running.init_device()
@@ -42,9 +52,9 @@ class UniProcExecutor:
         """Return the bytes left for the KV cache."""
         return self._running.determine_available_memory()
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache."""
-        self._running.initialize_kv_cache(num_blocks)
+    def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocate the KV cache and the host tier."""
+        self._running.initialize_kv_cache(num_blocks, num_host_blocks)
 
     def warm_up(self) -> None:
         """Run each kind of work once."""

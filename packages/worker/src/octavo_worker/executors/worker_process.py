@@ -82,11 +82,11 @@ class _WorkerProcess:
                 worker.init_device()
                 worker.load_model(self._report)
                 dtype = str(worker.dtype).removeprefix("torch.")
-                return messages.Loaded(str(worker.device), dtype)
+                return messages.Loaded(str(worker.device), dtype, worker.device_memory)
             case messages.DetermineAvailableMemory():
                 return messages.Done(worker.determine_available_memory())
-            case messages.InitializeKVCache(num_blocks):
-                worker.initialize_kv_cache(num_blocks)
+            case messages.InitializeKVCache(num_blocks, num_host_blocks):
+                worker.initialize_kv_cache(num_blocks, num_host_blocks)
                 return messages.Done()
             case messages.WarmUp():
                 worker.warm_up()

@@ -1,0 +1,42 @@
+"""How much memory this machine has to give."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def available_host_memory() -> int:
+    """Return the bytes that a new process may take: what is free, within the container's limit.
+
+    Where the system does not say what is free, all of its memory.
+    """
+    available = _meminfo("MemAvailable")
+    if available is None:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
+    if limit is not None and used is not None:
+        available = min(available, max(limit - used, 0))
+    return available
+
+
+def _meminfo(name: str) -> int | None:
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:  # another system than Linux
+        return None
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
