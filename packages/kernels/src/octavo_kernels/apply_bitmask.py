@@ -5,6 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from octavo_kernels.cpu.jit import Kernel
+from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.row_scratch import run_rows
+
+mask_rows = Kernel("adjust_logits.mask_rows", "q")
+
 BITS = 32
 """Tokens in one word of a bitmask."""
 
@@ -26,6 +32,16 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
             f"bitmask must be int32 of [{len(rows)}, num_words], not {bitmask.dtype} of "
             f"{list(bitmask.shape)}"
         )
+    if use_cpu(logits, bitmask) and logits.dtype == torch.float32 and logits.stride(-1) == 1:
+        rows, bitmask = rows.to(torch.int64).contiguous(), bitmask.contiguous()
+        words = torch.tensor(
+            [
+                *(logits.data_ptr(), 4 * logits.stride(0), len(rows), logits.shape[1]),
+                *(bitmask.data_ptr(), bitmask.shape[1], rows.data_ptr()),
+            ]
+        )
+        run_rows(mask_rows, len(rows), words)
+        return
     apply_bitmask_reference(logits, bitmask, rows)
 
 

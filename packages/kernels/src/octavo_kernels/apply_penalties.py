@@ -5,6 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from octavo_kernels.cpu.jit import Kernel
+from octavo_kernels.cpu.threads import get_num_threads
+from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.row_scratch import run_rows
+
+penalize_rows = Kernel("adjust_logits.penalize_rows", "q")
+
 
 def apply_penalties(
     logits: Tensor,
@@ -32,6 +39,21 @@ def apply_penalties(
         frequency: ``[num_rows]`` float32; 0 is off.
         presence: ``[num_rows]`` float32; 0 is off.
     """
+    if use_cpu(logits, token_ids) and logits.dtype == torch.float32 and logits.stride(-1) == 1:
+        lengths = [x.to(torch.int64).contiguous() for x in (num_prompt_tokens, num_tokens)]
+        penalties = [x.float().contiguous() for x in (repetition, frequency, presence)]
+        tokens = token_ids.to(torch.int32).contiguous()
+        num_rows, vocab_size = logits.shape
+        counts = torch.zeros(get_num_threads(), vocab_size, dtype=torch.int32)
+        words = torch.tensor(
+            [
+                *(logits.data_ptr(), 4 * logits.stride(0), num_rows, vocab_size),
+                *(tokens.data_ptr(), 4 * tokens.stride(0)),
+                *(x.data_ptr() for x in (*lengths, *penalties, counts)),
+            ]
+        )
+        run_rows(penalize_rows, num_rows, words)
+        return
     apply_penalties_reference(
         logits, token_ids, num_prompt_tokens, num_tokens, repetition, frequency, presence
     )

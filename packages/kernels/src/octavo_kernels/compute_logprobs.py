@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from octavo_kernels.cpu.jit import Kernel
+from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.row_scratch import row_scratch, run_rows
+
+MOST_ON_CPU = 64
+"""More alternatives than this are left to torch's sort."""
+
+logprobs_rows = Kernel("sampling.logprobs_rows", "q")
 
 
 class Logprobs(NamedTuple):
@@ -32,7 +42,34 @@ def compute_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprob
         num_top: How many of the likeliest tokens to report, 0 or more; at most the
             vocabulary is reported.
     """
+    num_top = min(num_top, logits.shape[-1])
+    fits = logits.dtype == torch.float32 and num_top <= MOST_ON_CPU
+    if use_cpu(logits, token_ids) and fits:
+        return _compute_on_cpu(logits, token_ids, num_top)
     return compute_logprobs_reference(logits, token_ids, num_top)
+
+
+def _compute_on_cpu(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:
+    num_rows, vocab_size = logits.shape
+    logits = logits if logits.stride(-1) == 1 else logits.contiguous()
+    token_ids = token_ids.to(torch.int64).contiguous()
+    found = Logprobs(
+        torch.empty(num_rows),
+        torch.empty(num_rows, dtype=torch.int64),
+        torch.empty(num_rows, num_top, dtype=torch.int64),
+        torch.empty(num_rows, num_top),
+    )
+    scratch = row_scratch(vocab_size)
+    words = torch.tensor(
+        [
+            *(logits.data_ptr(), 4 * logits.stride(0), num_rows, vocab_size, token_ids.data_ptr()),
+            *(num_top, found.sampled.data_ptr(), found.ranks.data_ptr()),
+            *(found.top_token_ids.data_ptr(), found.top.data_ptr(), 0),
+            *(scratch.data_ptr(), scratch.stride(0)),
+        ]
+    )
+    run_rows(logprobs_rows, num_rows, words)
+    return found
 
 
 def compute_logprobs_reference(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs:

@@ -7,6 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from octavo_kernels.cpu.jit import Kernel
+from octavo_kernels.dispatch import use_cpu
+
+copy_pairs = Kernel("block_copy.copy_pairs", "qqqqq")
+
 
 def copy_blocks(caches: Sequence[Tensor], block_pairs: Tensor) -> None:
     """Copy blocks of each cache to other blocks of the same cache, in place.
@@ -40,6 +45,17 @@ def swap_blocks(source: Tensor, destination: Tensor, block_pairs: Tensor) -> Non
             there.
     """
     _check(source, destination, block_pairs)
+    if use_cpu(source, destination) and block_pairs.numel():
+        block_bytes = source.stride(0) * source.element_size()
+        block_pairs = block_pairs.contiguous()
+        copy_pairs(
+            source.data_ptr(),
+            destination.data_ptr(),
+            block_bytes,
+            block_pairs.data_ptr(),
+            len(block_pairs),
+        )
+        return
     swap_blocks_reference(source, destination, block_pairs)
 
 

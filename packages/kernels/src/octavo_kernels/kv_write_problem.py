@@ -82,6 +82,29 @@ def run_kv_write(
     key, value = as_rows(key), as_rows(value)
     slot_mapping = slots.slot_mapping.to(torch.int32).contiguous()
     scratch = torch.empty(get_num_threads(), head_dim)
+    writing = [
+        *(key.data_ptr(), 4 * key.stride(0), value.data_ptr(), 4 * value.stride(0)),
+        *(slots.key_cache.data_ptr(), slots.value_cache.data_ptr()),
+        0 if slots.key_scale is None else slots.key_scale.data_ptr(),
+        0 if slots.value_scale is None else slots.value_scale.data_ptr(),
+        slot_mapping.data_ptr(),
+        *(num_tokens, num_kv_heads, head_dim, value_dim, block_size, scratch.data_ptr()),
+    ]
+    return _run(write[slots.key_cache.dtype], num_tokens, rotation, writing)
+
+
+def run_rotation(rotation: Rotation) -> Tensor:
+    """Rotate the query of `rotation`, and write nothing; float32."""
+    num_tokens, _, head_dim = rotation.query.shape
+    writing = [*[0] * 9, num_tokens, 0, head_dim, 0, 1, 0]
+    rotated = _run(write[torch.float32], num_tokens, rotation, writing)
+    assert rotated is not None
+    return rotated
+
+
+def _run(
+    kernel: Kernel, num_tokens: int, rotation: Rotation | None, writing: list[int]
+) -> Tensor | None:
     rotated = None
     rotating = [0] * 8
     if rotation is not None:
@@ -94,19 +117,7 @@ def run_kv_write(
             *(int(rotation.interleaved), query.data_ptr(), 4 * query.stride(0)),
             *(rotated.data_ptr(), query.shape[1]),
         ]
-    words = torch.tensor(
-        [
-            *rotating,
-            *(key.data_ptr(), 4 * key.stride(0), value.data_ptr(), 4 * value.stride(0)),
-            *(slots.key_cache.data_ptr(), slots.value_cache.data_ptr()),
-            0 if slots.key_scale is None else slots.key_scale.data_ptr(),
-            0 if slots.value_scale is None else slots.value_scale.data_ptr(),
-            slot_mapping.data_ptr(),
-            *(num_tokens, num_kv_heads, head_dim, value_dim, block_size),
-            scratch.data_ptr(),
-        ]
-    )
-    kernel = write[slots.key_cache.dtype]
+    words = torch.tensor([*rotating, *writing])
     if num_tokens <= FEW_TOKENS:
         kernel.alone(words.data_ptr())
     else:

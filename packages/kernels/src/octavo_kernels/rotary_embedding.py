@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+
+from octavo_kernels.dispatch import use_cpu
+from octavo_kernels.kv_write_problem import Rotation, run_rotation
 
 
 def rotary_embedding(
@@ -36,6 +41,10 @@ def rotary_embedding(
         ValueError: ``rotary_dim`` is odd or larger than a head.
     """
     check_rotary(query, cos_sin_cache)
+    if use_cpu(query, cos_sin_cache):
+        rotation = Rotation(positions, cos_sin_cache, interleaved, query)
+        other = replace(rotation, query=key)
+        return run_rotation(rotation).to(query.dtype), run_rotation(other).to(key.dtype)
     return rotary_embedding_reference(positions, query, key, cos_sin_cache, interleaved=interleaved)
 
 

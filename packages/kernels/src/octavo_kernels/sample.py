@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo_kernels.cpu.jit import Kernel
+from octavo_kernels.dispatch import use_cpu
 from octavo_kernels.filter_logits import filter_logits
+from octavo_kernels.row_scratch import row_scratch, run_rows
 from octavo_kernels.sample_noise import sample_noise
+
+sample_rows = Kernel("sampling.sample_rows", "q")
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,8 @@ class SamplingMetadata:
 def sample(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
     """Sample one token for each row.
 
-    A row's token depends on its own logits and parameters only, bit for bit: noise is
-    computed row by row, since vector code may round the end of an array differently.
+    A row's token depends on its own logits and parameters only, bit for bit. Which tokens may
+    be sampled is what `filter_logits` says, and the noise is that of `sample_noise`.
 
     Args:
         logits: ``[num_rows, vocab_size]`` float32.
@@ -47,11 +53,43 @@ def sample(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
     Returns:
         ``[num_rows]`` int64 token ids, on the device of `logits`.
     """
+    if use_cpu(logits) and logits.dtype == torch.float32 and logits.shape[-1] > 0:
+        return _sample_on_cpu(logits, metadata)
     return sample_reference(logits, metadata)
 
 
+def _sample_on_cpu(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+    num_rows, vocab_size = logits.shape
+    logits = logits if logits.stride(-1) == 1 else logits.contiguous()
+    tokens = torch.empty(num_rows, dtype=torch.int64)
+    # Logarithms in float64, as the twin takes them; of 0 that is minus infinity, and off.
+    with np.errstate(divide="ignore"):
+        log_min_p = np.log(metadata.min_p.astype(np.float64)).astype(np.float32)
+    parameters: list[NDArray[Any]] = [
+        np.ascontiguousarray(metadata.temperature, np.float32),
+        np.ascontiguousarray(metadata.top_k, np.int32),
+        np.ascontiguousarray(metadata.top_p, np.float32),
+        log_min_p,
+        np.ascontiguousarray(metadata.seeds, np.int64),
+        np.ascontiguousarray(metadata.positions, np.int64),
+    ]
+    scratch = row_scratch(vocab_size)
+    words = torch.tensor(
+        [
+            *(logits.data_ptr(), 4 * logits.stride(0), num_rows, vocab_size, tokens.data_ptr()),
+            *(array.ctypes.data for array in parameters),
+            *(scratch.data_ptr(), scratch.stride(0)),
+        ]
+    )
+    run_rows(sample_rows, num_rows, words)
+    return tokens
+
+
 def sample_reference(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
-    """Do the same in plain torch."""
+    """Do the same in plain torch.
+
+    Row by row, since vector code may round the end of an array differently.
+    """
     token_ids = logits.argmax(dim=-1)
     random_rows = np.flatnonzero(metadata.temperature > 0).tolist()
     if not random_rows:
