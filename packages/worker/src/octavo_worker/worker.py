@@ -22,6 +22,8 @@ from octavo_worker.device import (
     available_cpu_memory,
     resolve_device,
     resolve_dtype,
+    resolve_kv_cache_dtype,
+    resolve_weight_form,
     use_cpu_threads,
 )
 from octavo_worker.loading import load_weights
@@ -60,6 +62,12 @@ class Worker:
         self.device = resolve_device(self._config, self._rank)
         wanted = self._config.model.dtype
         self.dtype = resolve_dtype(wanted, self._spec.dtype, self.device)
+        self._form = resolve_weight_form(self._config, self.device, self.dtype)
+        if self._form.is_packed:
+            self.dtype = self._form.dtype
+        self.kv_cache_dtype = resolve_kv_cache_dtype(
+            self._config.cache.kv_cache_dtype, self._form.is_packed, self.dtype
+        )
         logger.info(
             "Running on %s in %s (dtype is %s from %s; the checkpoint says %s)",
             self.device,
@@ -91,7 +99,7 @@ class Worker:
             ModelError: A file or tensor is missing, damaged or not supported.
         """
         weights = load_weights(
-            self._spec, self._config.model_path, self.dtype, self.device, on_progress
+            self._spec, self._config.model_path, self._form, self.device, on_progress
         )
         model = resolve_model_class(self._spec)(
             self._spec, weights, self._max_model_len, self.device
@@ -120,8 +128,10 @@ class Worker:
         if num_host_blocks:
             self.runner.host_kv_caches = self._make_kv_caches(num_host_blocks, torch.device("cpu"))
 
-    def warm_up(self) -> None:
-        """Run prefill, decode and every kind of sampling once."""
+    def warm_up(self, on_progress: ProgressCallback) -> None:
+        """Compile the kernels, and run prefill, decode and every kind of sampling once."""
+        if self.device.type == "cpu":
+            compile_kernels(self.model, self.kv_cache_dtype, on_progress)
         self._dummy_step([16, 1, 1])
         one_row = torch.zeros(1, self._spec.vocab_size, device=self.device)
         sample(
@@ -237,13 +247,13 @@ class Worker:
         ]
 
     def _zeros(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Allocate zeros: what attention masks out must be finite, for 0 × NaN is NaN."""
+        dtype = self.kv_cache_dtype
         if device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=device)
+            return torch.zeros(shape, dtype=dtype, device=device)
         # Zeroed memory from the system is not touched until it is used; torch.zeros would
         # write all of it, 1 s for 4 GiB.
-        num_bytes = math.prod(shape) * self.dtype.itemsize
-        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(self.dtype).view(shape)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
 
     @torch.inference_mode()
     def _dummy_step(self, query_lens: list[int], num_logits: int = 1) -> int:
