@@ -10,6 +10,7 @@ from octavo_kernels.dequantize import DEQUANTIZABLE_TYPES, dequantize
 from octavo_kernels.embed_tokens import embed_tokens
 from octavo_kernels.filter_logits import filter_logits
 from octavo_kernels.fused_add_rms_norm import fused_add_rms_norm
+from octavo_kernels.fused_moe import Experts, fused_moe
 from octavo_kernels.gelu_and_mul import gelu_and_mul
 from octavo_kernels.layer_norm import layer_norm
 from octavo_kernels.mask_logits import TokenEntries, mask_logits
@@ -30,6 +31,7 @@ from octavo_kernels.rotary_embedding import rotary_embedding
 from octavo_kernels.rotary_write_kv_cache import rotary_write_kv_cache
 from octavo_kernels.sample import SamplingMetadata, sample
 from octavo_kernels.sample_noise import sample_noise
+from octavo_kernels.select_experts import select_experts
 from octavo_kernels.silu_and_mul import silu_and_mul
 from octavo_kernels.unpack_weight import unpack_weight
 from octavo_kernels.write_kv_cache import write_kv_cache
@@ -42,6 +44,7 @@ __all__ = [
     "AttentionMetadata",
     "Decoder",
     "DecoderLayer",
+    "Experts",
     "Logprobs",
     "PackedWeight",
     "SamplingMetadata",
@@ -55,6 +58,7 @@ __all__ = [
     "embed_tokens",
     "filter_logits",
     "fused_add_rms_norm",
+    "fused_moe",
     "gelu_and_mul",
     "layer_norm",
     "mask_logits",
@@ -72,6 +76,7 @@ __all__ = [
     "rotary_write_kv_cache",
     "sample",
     "sample_noise",
+    "select_experts",
     "silu_and_mul",
     "swap_blocks",
     "unpack_weight",

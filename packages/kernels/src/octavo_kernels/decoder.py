@@ -20,7 +20,8 @@ from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.cpu.threads import get_num_threads
 from octavo_kernels.fused_add_rms_norm import fused_add_rms_norm
 from octavo_kernels.gelu_and_mul import gelu_and_mul
-from octavo_kernels.packed_weight import DENSE_KINDS, WEIGHT_KINDS, PackedWeight
+from octavo_kernels.multiply import ARGUMENT_BYTES, MULTIPLY
+from octavo_kernels.packed_weight import DENSE_KINDS, PackedWeight
 from octavo_kernels.paged_attention import paged_attention
 from octavo_kernels.quantized_matmul import PRIVATE_ROWS, quantized_matmul
 from octavo_kernels.rms_norm import rms_norm
@@ -29,20 +30,10 @@ from octavo_kernels.silu_and_mul import silu_and_mul
 from octavo_kernels.write_kv_cache import write_kv_cache
 
 _decode = Kernel("decoder.decode", "q")
-_multiply = {
-    kind: Kernel(
-        f"dense_matmul.multiply_{kind}"
-        if kind in DENSE_KINDS
-        else f"quantized_matmul.multiply_{kind}",
-        "q" * 12,
-    )
-    for kind in WEIGHT_KINDS
-}
 _CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _LAYER_WORDS = 11
 _PROBLEM, _KEY_CACHE, _VALUE_CACHE = 4, 5, 6  # words of a layer
-_ARGUMENT_BYTES = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +261,7 @@ class Decoder:
             if bias is not None:
                 bias = torch.nn.functional.pad(bias.float(), (0, -len(bias) % 16))
             words += [
-                *(_multiply[weight.kind].address, int(quantized[i]), *weight.shape),
+                *(MULTIPLY[weight.kind].address, int(quantized[i]), *weight.shape),
                 *(self._keep(weight.data), self._keep(bias), self._keep(weight.scales)),
                 *(weight.scale_block, column),
             ]
@@ -300,7 +291,7 @@ class _Buffers:
         self.gate_up = torch.empty(num_tokens, 2 * ffn_size)
         self.ffn_rows = torch.empty(num_tokens, ffn_size)
         self.ffn_quantized = torch.empty(num_tokens * (ffn_size + ffn_size // 4), dtype=torch.uint8)
-        self.arguments = torch.empty(num_threads * _ARGUMENT_BYTES, dtype=torch.uint8)
+        self.arguments = torch.empty(num_threads * ARGUMENT_BYTES, dtype=torch.uint8)
         # Rows as float32 and quantized: each thread's own if there are few, shared if many.
         widest = max(decoder.hidden_size, query_size)
         normed_bytes = 4 * num_tokens * decoder.hidden_size

@@ -13,16 +13,12 @@ from torch import Tensor
 from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.cpu.threads import get_num_threads
 from octavo_kernels.dispatch import use_cpu
-from octavo_kernels.packed_weight import DENSE_KINDS, WEIGHT_KINDS, PackedWeight
+from octavo_kernels.multiply import ARGUMENT_BYTES, MULTIPLY
+from octavo_kernels.packed_weight import DENSE_KINDS, PackedWeight
 from octavo_kernels.unpack_weight import unpack_weight
 from octavo_kernels.weight_fields import split_last
 
-_KERNELS = {
-    kind: Kernel(f"quantized_matmul.{kind}", "qqqqqqqqqq")
-    for kind in WEIGHT_KINDS
-    if kind not in DENSE_KINDS
-}
-_DENSE_KERNELS = {kind: Kernel(f"dense_matmul.{kind}", "qqqqqqqqqq") for kind in DENSE_KINDS}
+_linear = Kernel("linear.linear", "q" * 14)
 
 PRIVATE_ROWS = 4
 """Up to so many rows every thread quantizes all of them, see the kernel."""
@@ -63,17 +59,17 @@ def quantized_matmul(x: Tensor, weight: PackedWeight, bias: Tensor | None = None
     if source.stride(1) != 1:
         source = source.contiguous()
     wide_bias = None if bias is None else _fill_up_bias(bias, rows)
-    dense = weight.kind in DENSE_KINDS
-    if dense:
-        kernel, extra = _DENSE_KERNELS[weight.kind], weight.scale_block
-        scratch = None
-    else:
-        kernel = _KERNELS[weight.kind]
-        copies = get_num_threads() if num_tokens <= PRIVATE_ROWS else 1
-        scratch = torch.empty(copies * num_tokens * (inputs + inputs // 4), dtype=torch.uint8)
-        extra = scratch.data_ptr()
-    run = kernel.alone if num_tokens * rows * inputs <= _ALONE else kernel
+    is_quantized = weight.kind not in DENSE_KINDS
+    num_threads = get_num_threads()
+    scratch_bytes = num_threads * ARGUMENT_BYTES
+    if is_quantized:
+        copies = num_threads if num_tokens <= PRIVATE_ROWS else 1
+        scratch_bytes += copies * num_tokens * (inputs + inputs // 4)
+    scratch = torch.empty(scratch_bytes, dtype=torch.uint8)
+    run = _linear.alone if num_tokens * rows * inputs <= _ALONE else _linear
     run(
+        MULTIPLY[weight.kind].address,
+        is_quantized,
         source.data_ptr(),
         4 * source.stride(0),
         num_tokens,
@@ -82,8 +78,10 @@ def quantized_matmul(x: Tensor, weight: PackedWeight, bias: Tensor | None = None
         weight.data.data_ptr(),
         0 if wide_bias is None else wide_bias.data_ptr(),
         0 if weight.scales is None else weight.scales.data_ptr(),
+        weight.scale_block,
         out.data_ptr(),
-        extra,
+        scratch.data_ptr(),
+        scratch.data_ptr() + num_threads * ARGUMENT_BYTES,
     )
     return out if x.dtype == torch.float32 else out.to(x.dtype)
 

@@ -167,35 +167,7 @@ def make_multiply(load: Any, itemsize: int) -> Any:
     return multiply
 
 
-def make_matmul(multiply: Any) -> Any:
-    """Make the kernel around a product."""
-
-    @jit
-    def matmul(
-        thread: int,
-        x: int,
-        x_row: int,
-        m: int,
-        n: int,
-        k: int,
-        weight: int,
-        bias: int,
-        scales: int,
-        out: int,
-        scale_block: int,
-    ) -> None:
-        """Compute ``out[m, n]`` float32 from ``x[m, k]``, rows `x_row` bytes apart."""
-        multiply(thread, x, x_row, m, n, k, weight, bias, scales, scale_block, out, 4 * n, 0)
-
-    return matmul
-
-
 multiply_f32 = make_multiply(load_f32x8, 4)
 multiply_bf16 = make_multiply(load_bf16x8, 2)
 multiply_f16 = make_multiply(load_f16x8, 2)
 multiply_e4m3 = make_multiply(load_e4m3x8, 1)
-
-f32 = make_matmul(multiply_f32)
-bf16 = make_matmul(multiply_bf16)
-f16 = make_matmul(multiply_f16)
-e4m3 = make_matmul(multiply_e4m3)

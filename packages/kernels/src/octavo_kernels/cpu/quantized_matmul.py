@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo_kernels.cpu.activations import quantize_row, quantized_bytes
 from octavo_kernels.cpu.jit import inline, jit
 from octavo_kernels.cpu.simd import (
     add,
@@ -47,11 +46,10 @@ from octavo_kernels.cpu.simd import (
     to_scalar_f32,
     zero_f32x8,
 )
-from octavo_kernels.cpu.team import barrier, next_chunk, num_threads, rank
+from octavo_kernels.cpu.team import next_chunk, num_threads
 
 ROWS_OF_CHUNK = 32  # rows of x that pass over a group of weights: 23 KB at 576 inputs, in the L1
 CHUNK_BYTES = 1 << 16  # weights of a chunk: about 3 us at 20 GB/s
-PRIVATE_ROWS = 4  # up to here every thread quantizes x for itself, which saves a barrier
 
 
 # ---- what a kind of weight is: for a block b of 32 inputs of the 8 rows at w, its dot
@@ -336,52 +334,6 @@ def make_multiply(dot: Any, dots: Any, factor: Any, offset: Any, block_bytes: in
     return multiply
 
 
-def make_matmul(multiply: Any) -> Any:
-    """Make the kernel that quantizes x and multiplies."""
-
-    @jit
-    def matmul(
-        thread: int,
-        x: int,
-        x_row: int,
-        m: int,
-        n: int,
-        k: int,
-        weight: int,
-        bias: int,
-        scales: int,
-        out: int,
-        scratch: int,
-    ) -> None:
-        """Compute ``out[m, n]`` float32 from ``x[m, k]``, rows `x_row` bytes apart.
-
-        `scratch` takes ``m`` quantized rows, and as many for each thread if `m` is at most
-        `PRIVATE_ROWS`.
-        """
-        a = quantize_rows(thread, x, x_row, m, k, scratch)
-        row = quantized_bytes(k)
-        multiply(thread, a, row, m, n, k, weight, bias, scales, 0, out, 4 * n, 0)
-
-    return matmul
-
-
-@jit
-def quantize_rows(thread: int, x: int, x_row: int, m: int, k: int, scratch: int) -> int:
-    """Quantize `m` rows for the team, and return where this thread finds them."""
-    row = quantized_bytes(k)
-    if m <= PRIVATE_ROWS:
-        a = scratch + rank(thread) * m * row
-        for i in range(m):
-            quantize_row(x + i * x_row, k, a + i * row)
-        return a
-    i = next_chunk(thread)
-    while i < m:
-        quantize_row(x + i * x_row, k, scratch + i * row)
-        i = next_chunk(thread)
-    barrier(thread)
-    return scratch
-
-
 multiply_q4_0 = make_multiply(dot_q4_0, dots_q4_0, factor_q4_0, offset_q4_0, 144)
 multiply_q4_1 = make_multiply(dot_q4_1, dots_q4_1, factor_q4_1, offset_q4_1, 160)
 multiply_u4z = make_multiply(dot_q4_1, dots_q4_1, factor_q4_1, offset_u4z, 160)
@@ -390,12 +342,3 @@ multiply_w8a8 = make_multiply(dot_w8a8, dots_w8a8, factor_w8a8, no_offset, 256)
 multiply_q4_k = make_multiply(dot_q4_k, dots_q4_k, factor_q4_k, offset_q4_k, 144)
 multiply_q5_k = make_multiply(dot_q5_k, dots_q5_k, factor_q5_k, offset_q5_k, 176)
 multiply_q6_k = make_multiply(dot_q6_k, dots_q6_k, factor_q6_k, no_offset, 210)
-
-q4_0 = make_matmul(multiply_q4_0)
-q4_1 = make_matmul(multiply_q4_1)
-u4z = make_matmul(multiply_u4z)
-q8_0 = make_matmul(multiply_q8_0)
-w8a8 = make_matmul(multiply_w8a8)
-q4_k = make_matmul(multiply_q4_k)
-q5_k = make_matmul(multiply_q5_k)
-q6_k = make_matmul(multiply_q6_k)
