@@ -29,7 +29,7 @@ from octavo_kernels.rotary_embedding import rotary_embedding
 from octavo_kernels.silu_and_mul import silu_and_mul
 from octavo_kernels.write_kv_cache import write_kv_cache
 
-_decode = Kernel("decoder.decode", "q")
+decode = Kernel("decoder.decode", "q")
 _CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _LAYER_WORDS = 11
@@ -164,7 +164,7 @@ class Decoder:
             *(self.final_norm.data_ptr(), output.data_ptr()),
         ]
         block = torch.tensor(words)
-        _decode(block.data_ptr())
+        decode(block.data_ptr())
         return output
 
     def forward_reference(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -16,8 +17,10 @@ from octavo_core.executor import ProgressCallback
 from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import ModelSpec
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from octavo_kernels import SamplingMetadata, sample
+from octavo_kernels import SamplingMetadata, compile_kernels, sample, serving_kernels
 from octavo_kernels.attention_metadata import MAX_GATHERED_POSITIONS
+from octavo_kernels.cpu.jit import cache_folder
+from octavo_kernels.dispatch import reference_forced
 from octavo_worker.device import (
     available_cpu_memory,
     resolve_device,
@@ -101,6 +104,12 @@ class Worker:
         weights = load_weights(
             self._spec, self._config.model_path, self._form, self.device, on_progress
         )
+        self._weight_kinds = {
+            part.kind
+            for weight in weights.values()
+            if isinstance(weight, tuple)
+            for part in weight
+        }
         model = resolve_model_class(self._spec)(
             self._spec, weights, self._max_model_len, self.device
         )
@@ -131,7 +140,7 @@ class Worker:
     def warm_up(self, on_progress: ProgressCallback) -> None:
         """Compile the kernels, and run prefill, decode and every kind of sampling once."""
         if self.device.type == "cpu":
-            compile_kernels(self.model, self.kv_cache_dtype, on_progress)
+            self._compile_kernels(on_progress)
         self._dummy_step([16, 1, 1])
         one_row = torch.zeros(1, self._spec.vocab_size, device=self.device)
         sample(
@@ -153,6 +162,25 @@ class Worker:
     def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         """Sample from the oldest step not yet sampled."""
         return self.runner.sample_tokens(grammar)
+
+    def _compile_kernels(self, on_progress: ProgressCallback) -> None:
+        """Compile what a packed model needs and this machine has not compiled before."""
+        kinds = self._weight_kinds
+        if not kinds or reference_forced():
+            return
+        started = time.perf_counter()
+
+        def report(number: int, total: int) -> None:
+            if number == 1:
+                logger.info(
+                    "Compiling %d CPU kernels for this machine; the next start finds them in %s",
+                    total,
+                    cache_folder(),
+                )
+            on_progress(f"compiling kernels {number} of {total}", (number - 1) / total)
+
+        if compile_kernels(serving_kernels(kinds, self.kv_cache_dtype), report):
+            logger.info("Compiling took %.1f seconds", time.perf_counter() - started)
 
     def _available_on_cpu(self) -> int:
         """Plan a CPU's memory.
