@@ -13,6 +13,8 @@ from octavo_kernels import (
     sample,
     sample_noise,
 )
+from octavo_kernels.compute_logprobs import compute_logprobs_reference
+from octavo_kernels.sample import sample_reference
 
 INF = math.inf
 
@@ -219,3 +221,66 @@ def test_logprobs_are_raw_and_ranked(num_top):
         torch.testing.assert_close(
             found.top.double(), expected.gather(-1, found.top_token_ids), rtol=1e-6, atol=1e-6
         )
+
+
+# The kernels against their twins.
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 8, 1003, 49152])
+def test_kernel_and_twin_choose_the_same_tokens(vocab_size):
+    """The edge of a nucleus and noise agree to some units in the last place: no draw of these
+    lies so close to another."""
+    num_rows = 24
+    logits = torch.randn(num_rows, 2 * vocab_size)[:, :vocab_size]  # rows with gaps
+    logits *= torch.logspace(-1, 1.5, num_rows).unsqueeze(1)
+    metadata = _metadata(
+        num_rows,
+        temperature=np.resize([0.0, 1.0, 0.3, 1.7], num_rows),
+        top_k=np.resize([0, 40, 1000, 0, 3], num_rows),
+        top_p=np.resize([1.0, 0.9, 0.5, 0.999, 1.0, 1e-6, 0.97], num_rows),
+        min_p=np.resize([0.0, 0.0, 0.02], num_rows),
+        seeds=np.arange(num_rows) * 2**59,
+        positions=np.arange(num_rows) * 3,
+    )
+    assert torch.equal(sample(logits, metadata), sample_reference(logits, metadata))
+
+
+@pytest.mark.parametrize(
+    "filters", [{"top_k": 70}, {"top_p": 0.503}, {"top_k": 90, "top_p": 0.705}, {"min_p": 1.0}]
+)
+def test_many_equal_logits_are_kept_by_id(filters):
+    """Every token that can be drawn is, and no other: 300 equal ones, of which some are kept."""
+    logits = torch.full((1, 320), -INF)
+    logits[0, 10:310] = 1.5
+    kept = set(filter_logits(logits[0], **filters).isfinite().nonzero().flatten().tolist())
+    draws = 40 * len(kept)
+    tokens = sample(logits.expand(draws, -1), _metadata(draws, seeds=np.arange(draws), **filters))
+    assert set(tokens.tolist()) == kept
+
+
+def test_rows_with_one_token_left():
+    logits = torch.full((2, 100), -INF)
+    logits[0, 57] = -3.0
+    tokens = sample(logits, _metadata(2, top_k=5, top_p=0.9, min_p=0.1))
+    assert tokens.tolist() == [57, 0]
+
+
+@pytest.mark.parametrize("num_top", [0, 5, 20, 200])
+def test_kernel_and_twin_give_the_same_logprobs(num_top):
+    logits = torch.randn(9, 1003) * torch.logspace(-1, 1.5, 9).unsqueeze(1)
+    logits[3, 5:] = -INF
+    token_ids = torch.randint(0, 5, (9,))
+    found = compute_logprobs(logits, token_ids, num_top)
+    expected = compute_logprobs_reference(logits, token_ids, num_top)
+    assert torch.equal(found.ranks, expected.ranks)
+    # Sums of a thousand exponentials, and a logarithm, each to some units in the last place.
+    torch.testing.assert_close(found.sampled, expected.sampled, rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(found.top, expected.top, rtol=1e-6, atol=2e-6)
+    finite = expected.top.isfinite()
+    assert torch.equal(found.top_token_ids[finite], expected.top_token_ids[finite])
+
+
+def test_equal_logprobs_are_listed_by_id():
+    found = compute_logprobs(torch.zeros(1, 300), torch.tensor([299]), 4)
+    assert found.top_token_ids.tolist() == [[0, 1, 2, 3]]
+    assert found.ranks.tolist() == [1]

@@ -29,6 +29,7 @@ for a sixteenth of the time at most."""
 NO_WINDOW = 1 << 40
 
 _WORDS = struct.Struct("<24q f4x f4x 2q")
+PROBLEM_WORDS = _WORDS.size // 8
 
 plan_units = Kernel("attention.plan", "q")
 attend = {

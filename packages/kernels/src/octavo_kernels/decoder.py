@@ -7,15 +7,18 @@ results are those of the public functions, bit for bit.
 
 from __future__ import annotations
 
+import operator
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata
-from octavo_kernels.attention_problem import AttentionProblem, attend
+from octavo_kernels.attention_problem import PROBLEM_WORDS, AttentionProblem, attend
 from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.cpu.threads import get_num_threads
 from octavo_kernels.fused_add_rms_norm import fused_add_rms_norm
@@ -32,8 +35,7 @@ from octavo_kernels.write_kv_cache import write_kv_cache
 decode = Kernel("decoder.decode", "q")
 _CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
-_LAYER_WORDS = 11
-_PROBLEM, _KEY_CACHE, _VALUE_CACHE = 4, 5, 6  # words of a layer
+_PROBLEM, _KEY_CACHE, _VALUE_CACHE_END = 4, 5, 7  # words of a layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ class DecoderLayer:
 
 
 class Decoder:
-    """The layers and the final norm of a Llama-like model on a CPU.
+    """The layers and the final norm of a Llama-like model on a CPU; runs one step at a time.
 
     Args:
         layers: Their weights.
@@ -106,8 +108,17 @@ class Decoder:
         self.ffn_size = layers[0].down.shape[1]
         self._check()
         self._owned: list[Tensor] = []
-        words = [word for layer in self.layers for word in self._layer_words(layer)]
-        self._layer_words_of = torch.tensor(words, dtype=torch.int64).view(-1, _LAYER_WORDS)
+        self._layer_words = np.array([self._words_of(layer) for layer in self.layers], np.int64)
+        # One problem of attention for each layer: they differ in where the caches are.
+        self._problems = np.zeros((len(self.layers), PROBLEM_WORDS), np.int64)
+        self._layer_words[:, _PROBLEM] = self._problems.ctypes.data + (
+            8 * PROBLEM_WORDS * np.arange(len(self.layers))
+        )
+        self._bound_caches: list[tuple[Tensor, Tensor]] = []
+        self._cache_addresses = np.zeros((len(self.layers), 2), np.int64)
+        self._buffers: _Buffers | None = None
+        self._eps_word: int = struct.unpack("<q", struct.pack("<f4x", eps))[0]
+        self._rotary_words = (self.cos_sin_cache.data_ptr(), self.cos_sin_cache.shape[1])
 
     def forward(
         self,
@@ -134,38 +145,46 @@ class Decoder:
         num_tokens = len(hidden)
         if num_tokens == 0:
             return hidden.clone()
+        self._bind(kv_caches)
         key_cache, value_cache = kv_caches[0]
-        buffers = _Buffers(self, num_tokens)
+        buffers = self._buffers_for(num_tokens)
         problem = AttentionProblem(buffers.query, key_cache, value_cache, metadata, scale)
-        # One problem for each layer: they differ in where the caches are.
-        problems = problem.words.expand(len(self.layers), -1).clone()
-        keys = torch.tensor([k.data_ptr() for k, _ in kv_caches])
-        values = torch.tensor([v.data_ptr() for _, v in kv_caches])
-        problems[:, 1], problems[:, 2] = keys, values
-        layers = self._layer_words_of.clone()
-        layers[:, _PROBLEM] = problems.data_ptr() + problems.stride(0) * 8 * torch.arange(
-            len(self.layers)
-        )
-        layers[:, _KEY_CACHE], layers[:, _VALUE_CACHE] = keys, values
+        self._problems[:] = problem.words.numpy()
+        self._problems[:, 1:3] = self._cache_addresses
         where = positions.to(torch.int32).contiguous()
         slots = metadata.slot_mapping.to(torch.int32).contiguous()
         output = torch.empty_like(hidden)
-        eps = struct.unpack("<q", struct.pack("<f4x", self.eps))[0]
-        words = [
-            *(layers.data_ptr(), len(self.layers), hidden.data_ptr(), self.hidden_size),
-            *(num_tokens, eps, self.cos_sin_cache.data_ptr(), self.cos_sin_cache.shape[1]),
-            *(where.data_ptr(), slots.data_ptr(), self.num_heads, self.num_kv_heads),
-            *(self.head_dim, key_cache.shape[2], _CACHE_KINDS[key_cache.dtype]),
-            *(attend[key_cache.dtype].address, buffers.query.data_ptr()),
-            *(problem.output.data_ptr(), buffers.qkv.data_ptr(), buffers.qkv.shape[1]),
-            *(buffers.gate_up.data_ptr(), self.ffn_size, _ACTIVATIONS[self.activation]),
-            *(buffers.normed, buffers.quantized, buffers.ffn_quantized.data_ptr()),
-            *(buffers.ffn_rows.data_ptr(), buffers.arguments.data_ptr(), buffers.private_bytes),
-            *(self.final_norm.data_ptr(), output.data_ptr()),
-        ]
-        block = torch.tensor(words)
-        decode(block.data_ptr())
+        words = array(
+            "q",
+            [
+                *(self._layer_words.ctypes.data, len(self.layers), hidden.data_ptr()),
+                *(self.hidden_size, num_tokens, self._eps_word, *self._rotary_words),
+                *(where.data_ptr(), slots.data_ptr(), self.num_heads, self.num_kv_heads),
+                *(self.head_dim, key_cache.shape[2], _CACHE_KINDS[key_cache.dtype]),
+                *(attend[key_cache.dtype].address, buffers.query.data_ptr()),
+                *(problem.output.data_ptr(), *buffers.words, output.data_ptr()),
+            ],
+        )
+        decode(words.buffer_info()[0])
         return output
+
+    def _bind(self, kv_caches: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Note where the caches are; from step to step they stay, and asking takes 0.1 ms."""
+        bound = self._bound_caches
+        if len(bound) == len(kv_caches) and all(map(operator.is_, bound, kv_caches)):
+            return
+        if len(kv_caches) != len(self.layers):
+            raise ValueError(f"{len(kv_caches)} KV caches for {len(self.layers)} layers")
+        self._bound_caches = list(kv_caches)
+        self._cache_addresses = np.array([[k.data_ptr(), v.data_ptr()] for k, v in kv_caches])
+        self._layer_words[:, _KEY_CACHE:_VALUE_CACHE_END] = self._cache_addresses
+
+    def _buffers_for(self, num_tokens: int) -> _Buffers:
+        """Return memory for a step, that of the last one if it fits."""
+        key = (num_tokens, get_num_threads())
+        if self._buffers is None or self._buffers.key != key:
+            self._buffers = _Buffers(self, *key)
+        return self._buffers
 
     def forward_reference(
         self,
@@ -235,7 +254,7 @@ class Decoder:
                 if weight.input_order is not None:
                     raise ValueError("weights with sorted inputs are not supported in one call")
 
-    def _layer_words(self, layer: DecoderLayer) -> list[int]:
+    def _words_of(self, layer: DecoderLayer) -> list[int]:
         """Addresses of a layer's weights; those of its caches come with each step."""
         return [
             self._keep(layer.input_norm),
@@ -281,8 +300,8 @@ class Decoder:
 class _Buffers:
     """Memory of one step."""
 
-    def __init__(self, decoder: Decoder, num_tokens: int) -> None:
-        num_threads = get_num_threads()
+    def __init__(self, decoder: Decoder, num_tokens: int, num_threads: int) -> None:
+        self.key = (num_tokens, num_threads)
         query_size = decoder.num_heads * decoder.head_dim
         qkv_size = query_size + 2 * decoder.num_kv_heads * decoder.head_dim
         ffn_size = decoder.ffn_size
@@ -295,9 +314,14 @@ class _Buffers:
         # Rows as float32 and quantized: each thread's own if there are few, shared if many.
         widest = max(decoder.hidden_size, query_size)
         normed_bytes = 4 * num_tokens * decoder.hidden_size
-        self.private_bytes = normed_bytes + num_tokens * (widest + widest // 4)
-        self.private_bytes = -(-self.private_bytes // 64) * 64  # a cache line has one owner
+        private_bytes = normed_bytes + num_tokens * (widest + widest // 4)
+        private_bytes = -(-private_bytes // 64) * 64  # a cache line has one owner
         copies = num_threads if num_tokens <= PRIVATE_ROWS else 1
-        self._rows = torch.empty(copies * self.private_bytes, dtype=torch.uint8)
-        self.normed = self._rows.data_ptr()
-        self.quantized = self.normed + normed_bytes
+        self.rows = torch.empty(copies * private_bytes, dtype=torch.uint8)
+        normed = self.rows.data_ptr()
+        self.words = (
+            *(self.qkv.data_ptr(), qkv_size, self.gate_up.data_ptr(), ffn_size),
+            *(_ACTIVATIONS[decoder.activation], normed, normed + normed_bytes),
+            *(self.ffn_quantized.data_ptr(), self.ffn_rows.data_ptr()),
+            *(self.arguments.data_ptr(), private_bytes, decoder.final_norm.data_ptr()),
+        )

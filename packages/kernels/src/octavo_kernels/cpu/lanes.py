@@ -110,8 +110,8 @@ def _mix32(b: Any, x: Any) -> Any:
     return b.xor(x, b.lshr(x, i(16)))
 
 
-def _gumbel(b: Any, first: Any, key: Any) -> Any:
-    """Noise of eight tokens from `first` on, from a row's key of 64 bits."""
+def _uniform(b: Any, first: Any, key: Any) -> Any:
+    """Numbers in (0, 1) of eight tokens from `first` on, from a row's key of 64 bits."""
 
     def f(value: float) -> Any:
         return constant(F32, 8, value)
@@ -123,7 +123,15 @@ def _gumbel(b: Any, first: Any, key: Any) -> Any:
     whole = b.sitofp(b.lshr(word, constant(I32, 8, 1)), f32x8.ir)
     uniform = b.fmul(b.fadd(whole, f(0.5)), f(2.0**-31))
     most = f(1.0 - 2.0**-24)
-    uniform = b.select(b.fcmp_ordered(">", uniform, most), most, uniform)
+    return b.select(b.fcmp_ordered(">", uniform, most), most, uniform)
+
+
+def _gumbel(b: Any, uniform: Any) -> Any:
+    """Noise ``-log(-log(1 - u))``."""
+
+    def f(value: float) -> Any:
+        return constant(F32, 8, value)
+
     # log(1 - u) from the rounded difference, and what the rounding left out.
     rest = b.fsub(f(1.0), uniform)
     lost = b.fdiv(b.fadd(b.fsub(rest, f(1.0)), uniform), rest)
@@ -131,7 +139,8 @@ def _gumbel(b: Any, first: Any, key: Any) -> Any:
     return b.fneg(emit_log(b, exponential))
 
 
-gumbel = operation(f32x8, (i64, i64), _gumbel)
+uniform = operation(f32x8, (i64, i64), _uniform)
+gumbel = operation(f32x8, (f32x8,), _gumbel)
 
 
 # ---- which lanes ----------------------------------------------------------------------------

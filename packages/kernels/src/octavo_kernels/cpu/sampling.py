@@ -21,6 +21,7 @@ from octavo_kernels.cpu.lanes import (
     log,
     lowest,
     lowest_bit,
+    uniform,
 )
 from octavo_kernels.cpu.simd import (
     add,
@@ -35,6 +36,7 @@ from octavo_kernels.cpu.simd import (
     load_i32,
     load_i64,
     maximum,
+    mul,
     splat_f32,
     store_f32,
     store_f32x8,
@@ -306,22 +308,36 @@ def _mix64(x: int) -> int:
 
 @jit
 def _noisiest(row: int, count: int, highest: float, prefix: int, key: int) -> int:
-    """Index of the largest sum of a kept logit and its noise."""
+    """Index of the largest sum of a kept logit and its noise.
+
+    Noise is at most ``-log(u)``, so a token beats the best sum so far only if `u` is below
+    ``exp(logit - best)``: one exponential tells that nearly all need no logarithm. The best
+    begins with the likeliest token's, so that it is high from the start.
+    """
     floor, last_id = load_f32(prefix), load_i64(prefix + 8)
     reach = highest - OUT_OF_REACH
     if floor < reach:
         floor, last_id = reach, ANY_ID
-    floors, best, token = splat_f32(floor), NEGATIVE_INFINITY, 0
+    floors, token = splat_f32(floor), argmax(row, count)
+    start = token & ~7
+    noisy = add(load_f32x8(row + 4 * start), gumbel(uniform(start, key)))
+    best = hmax(keep_bits(noisy, 1 << (token - start)))
+    # What the rounding of a sum may add: half a unit in the last place of the logit.
+    slack = splat_f32(1.001 + abs(highest) * 2.0**-22)
     for i in range(0, count, 8):
         x = load_f32x8(row + 4 * i)
         bits = at_least(x, floors)
         if bits == 0:
             continue
+        drawn = uniform(i, key)
+        bits &= at_least(mul(exp(sub(x, splat_f32(best))), slack), drawn)
+        if bits == 0:
+            continue
         if i + 7 > last_id:
             bits = _without_late_ties(row, i, bits, floor, last_id)
-        noisy = keep_bits(add(x, gumbel(i, key)), bits)
+        noisy = keep_bits(add(x, gumbel(drawn)), bits)
         largest = hmax(noisy)
-        if largest > best:
+        if largest > best or (largest == best and i < token):
             best = largest
             token = i + lowest_bit(at_least(noisy, splat_f32(largest)))
     return token
