@@ -105,10 +105,7 @@ class Worker:
             self._spec, self._config.model_path, self._form, self.device, on_progress
         )
         self._weight_kinds = {
-            part.kind
-            for weight in weights.values()
-            if isinstance(weight, tuple)
-            for part in weight
+            part.kind for weight in weights.values() if isinstance(weight, tuple) for part in weight
         }
         model = resolve_model_class(self._spec)(
             self._spec, weights, self._max_model_len, self.device

@@ -81,11 +81,12 @@ class _WorkerProcess:
             case messages.LoadModel():
                 worker.init_device()
                 worker.load_model(self._report)
-                dtypes = [
-                    str(dtype).removeprefix("torch.")
-                    for dtype in (worker.dtype, worker.kv_cache_dtype)
-                ]
-                return messages.Loaded(str(worker.device), *dtypes, worker.device_memory)
+                return messages.Loaded(
+                    str(worker.device),
+                    str(worker.dtype).removeprefix("torch."),
+                    str(worker.kv_cache_dtype).removeprefix("torch."),
+                    worker.device_memory,
+                )
             case messages.DetermineAvailableMemory():
                 return messages.Done(worker.determine_available_memory())
             case messages.InitializeKVCache(num_blocks, num_host_blocks):

@@ -146,12 +146,10 @@ def _join(parts: list[PackedWeight]) -> Packed:
 
 def _equal(weight: Weight, other: Weight) -> bool:
     """Whether two are of one form and the same bit for bit."""
-    if isinstance(weight, Tensor) or isinstance(other, Tensor):
-        both = isinstance(weight, Tensor) and isinstance(other, Tensor)
-        return both and torch.equal(weight, other)
-    return all(
-        a.kind == b.kind and torch.equal(a.data, b.data)
-        for a, b in zip(weight, other, strict=True)
+    if isinstance(weight, Tensor):
+        return isinstance(other, Tensor) and torch.equal(weight, other)
+    return not isinstance(other, Tensor) and all(
+        a.kind == b.kind and torch.equal(a.data, b.data) for a, b in zip(weight, other, strict=True)
     )
 
 

@@ -191,7 +191,7 @@ class LlamaAttention:
         self._head_dim = spec.head_dim
         q_size, kv_size = _attention_sizes(spec)
         self._split_sizes = [q_size, kv_size, kv_size]
-        self.scale = spec.head_dim**-0.5
+        self.scale: float = spec.head_dim**-0.5
         self.qkv_proj = Linear.of(weights, f"{prefix}.qkv_proj")
         self.o_proj = Linear.of(weights, f"{prefix}.o_proj")
 
