@@ -24,6 +24,12 @@ print(len(compiled) // 2, "numba" in sys.modules)
 """
 
 
+@pytest.fixture(autouse=True)
+def _declared_kernels(monkeypatch):
+    """Kernels that a test declares are forgotten after it."""
+    monkeypatch.setattr(jit, "KERNELS", dict(jit.KERNELS))
+
+
 def _count(cache, **environment):
     environment = {**os.environ, "OCTAVO_CACHE_DIR": str(cache), **environment}
     command = [sys.executable, "-c", COUNT]
@@ -66,4 +72,17 @@ def test_the_name_of_a_file_follows_every_source_that_a_kernel_is_made_of(monkey
 def test_a_declaration_that_does_not_match_is_refused():
     with pytest.raises(TypeError, match=r"probe.read_bytes takes 'qqq', not 'qd'"):
         jit._compile(jit.Kernel("probe.read_bytes", "qd"))
-    jit.KERNELS.pop("probe.read_bytes")
+
+
+def test_warming_compiles_what_is_missing_and_tells_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(jit, "cache_folder", lambda: tmp_path)
+    kernel = jit.Kernel("probe.copy_bytes", "qqq")
+    told = []
+    jit.warm(["probe.copy_bytes"], lambda name, seconds: told.append((name, seconds)))
+    assert [name for name, _ in told] == ["probe.copy_bytes"] * 2
+    assert told[0][1] is None
+    assert told[1][1] > 0
+    assert [path.suffix for path in tmp_path.iterdir()] == [".o"]
+    assert kernel.address
+    jit.Kernel("probe.copy_bytes", "qqq")
+    jit.warm(["probe.copy_bytes"], lambda name, seconds: pytest.fail(f"{name} was there"))

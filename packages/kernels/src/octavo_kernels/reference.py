@@ -9,6 +9,7 @@ from octavo_kernels.compute_logprobs import compute_logprobs_reference
 from octavo_kernels.copy_blocks import swap_blocks_reference
 from octavo_kernels.embed_tokens import embed_tokens_reference
 from octavo_kernels.fused_add_rms_norm import fused_add_rms_norm_reference
+from octavo_kernels.fused_moe import fused_moe_reference
 from octavo_kernels.gelu_and_mul import gelu_and_mul_reference
 from octavo_kernels.layer_norm import layer_norm_reference
 from octavo_kernels.mla_decode import mla_decode_reference
@@ -27,6 +28,7 @@ __all__ = [
     "compute_logprobs_reference",
     "embed_tokens_reference",
     "fused_add_rms_norm_reference",
+    "fused_moe_reference",
     "gelu_and_mul_reference",
     "layer_norm_reference",
     "mla_decode_reference",

@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -134,16 +134,18 @@ def on_compile(progress: Progress | None) -> None:
     _progress = progress
 
 
-def warm(progress: Progress | None = None) -> None:
-    """Compile every declared kernel that the cache lacks.
+def warm(names: Iterable[str] | None = None, progress: Progress | None = None) -> None:
+    """Compile kernels that the cache lacks, and load them.
 
     Args:
+        names: Which, as in `KERNELS`; None for every one that was declared, which takes
+            minutes the first time.
         progress: Called for each kernel that has to be compiled.
     """
     previous = _progress
     on_compile(progress or previous)
     try:
-        for name in sorted(KERNELS):
+        for name in sorted(KERNELS if names is None else names):
             _ = KERNELS[name].address
     finally:
         on_compile(previous)

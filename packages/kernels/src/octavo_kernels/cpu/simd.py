@@ -49,10 +49,17 @@ i16x16, i8x32 = Vector(I16, 16), Vector(I8, 32)
 address, i64, i32, f32 = types.int64, types.int64, types.int32, types.float32
 
 
+LOWERINGS = ("vnni", "avx2", "generic")
+
+
 def _lowering() -> str:
     forced = os.environ.get("OCTAVO_CPU_LOWERING", "")
     features = binding.get_host_cpu_features()
     if forced:
+        if forced not in LOWERINGS:
+            raise ValueError(
+                f"OCTAVO_CPU_LOWERING is {forced!r}; it must be one of {', '.join(LOWERINGS)}"
+            )
         return forced
     if features.get("avxvnni") or (features.get("avx512vnni") and features.get("avx512vl")):
         return "vnni"
