@@ -176,7 +176,7 @@ class Worker:
                 )
             on_progress(f"compiling kernels {number} of {total}", (number - 1) / total)
 
-        if compile_kernels(serving_kernels(kinds, self.kv_cache_dtype), report):
+        if compile_kernels(serving_kernels(kinds, [self.kv_cache_dtype]), report):
             logger.info("Compiling took %.1f seconds", time.perf_counter() - started)
 
     def _available_on_cpu(self) -> int:

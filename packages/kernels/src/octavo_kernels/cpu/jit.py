@@ -166,6 +166,16 @@ def cache_folder() -> Path:
     return base / "kernels"
 
 
+def cache_can_be_written() -> bool:
+    """Whether what is compiled here is found by other processes."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
 def _cache_file(kernel: Kernel) -> Path:
     return cache_folder() / f"{kernel.name}-{_digest(kernel)}.o"
 

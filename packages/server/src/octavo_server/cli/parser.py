@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": "start an OpenAI-compatible server",
     "chat": "chat with a model in the terminal",
     "plan": "say what of a model fits on a device",
+    "doctor": "say what this machine is, and what is not yet compiled",
 }
 
 EXIT_FAILURE = 1
