@@ -67,7 +67,7 @@ def test_the_refusal_names_every_setting_that_would_do() -> None:
     for advice in (
         "--max-model-len 4096 (or auto)",
         f"--kv-cache-memory {2 * GIB}",
-        "--dtype bfloat16",
+        "--kv-cache-dtype bfloat16",
         # 1 GiB of 10 is missing, and 0.92 is the default
     ):
         assert advice in message

@@ -110,6 +110,7 @@ class FakeExecutor:
 
     device = "fake"
     dtype = "float32"
+    kv_cache_dtype = "float32"
     device_memory: int | None = None
 
     def __init__(
@@ -148,7 +149,7 @@ class FakeExecutor:
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         self.num_blocks, self.num_host_blocks = num_blocks, num_host_blocks
 
-    def warm_up(self) -> None:
+    def warm_up(self, on_progress: ProgressCallback) -> None:
         pass
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:

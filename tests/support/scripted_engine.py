@@ -134,6 +134,7 @@ class ScriptedExecutor:
 
     device = "cpu"
     dtype = "float32"
+    kv_cache_dtype = "float32"
     device_memory: int | None = None
     max_concurrent_steps = 1
 
@@ -156,7 +157,7 @@ class ScriptedExecutor:
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         pass
 
-    def warm_up(self) -> None:
+    def warm_up(self, on_progress: ProgressCallback) -> None:
         pass
 
     def check_health(self) -> None:

@@ -30,7 +30,7 @@ def _start(make_config, path, num_blocks=20, **values):
         executor.load_model(lambda stage, progress: reports.append((stage, progress)))
         assert executor.determine_available_memory() == 1 << 24
         executor.initialize_kv_cache(num_blocks)
-        executor.warm_up()
+        executor.warm_up(lambda stage, progress: None)
     except BaseException:
         executor.shutdown()
         raise
@@ -147,7 +147,7 @@ def test_death_of_the_worker_fails_futures_and_health(make_config, tiny_folder, 
         with pytest.raises(EngineDeadError):
             executor.sample_tokens(None).result(timeout=10)
         with pytest.raises(EngineDeadError):
-            executor.warm_up()
+            executor.warm_up(lambda stage, progress: None)
     finally:
         executor.shutdown()
         executor.shutdown()
@@ -171,7 +171,7 @@ def test_shutdown_leaves_no_process_even_while_loading(make_config, tiny_folder,
     assert time.monotonic() - began < 6
     assert not worker.is_running()
     with pytest.raises(EngineDeadError):
-        executor.warm_up()
+        executor.warm_up(lambda stage, progress: None)
 
 
 def test_the_worker_has_a_title(running):
@@ -203,7 +203,7 @@ def test_the_cache_takes_no_memory_before_it_is_used(make_config, tiny_folder):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_other_types(make_config, tiny_folder, drive, dtype):
-    executor = _start(make_config, tiny_folder, dtype=dtype)
+    executor = _start(make_config, tiny_folder, dtype=dtype, quantization="none")
     assert executor.dtype == dtype
     assert len(drive.generate(executor, PROMPT, 3)) == 3
 

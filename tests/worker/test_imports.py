@@ -12,7 +12,12 @@ import octavo_worker.models
 
 def test_public_names():
     assert octavo_worker.executors.__all__ == ["create_executor"]
-    assert octavo_worker.loading.__all__ == ["Checkpoint", "load_weights", "open_checkpoint"]
+    assert octavo_worker.loading.__all__ == [
+        "Checkpoint",
+        "WeightForm",
+        "load_weights",
+        "open_checkpoint",
+    ]
     assert octavo_worker.models.__all__ == [
         "KVCache",
         "Model",

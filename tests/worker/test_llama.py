@@ -7,7 +7,7 @@ import torch
 from octavo_core.errors import ModelError
 from octavo_core.model_spec import read_model_spec
 from octavo_worker.layers.rotary import build_cos_sin_cache
-from octavo_worker.loading import load_weights
+from octavo_worker.loading import WeightForm, load_weights
 from octavo_worker.model_runner import ModelRunner
 from octavo_worker.models import KVCache, resolve_model_class
 from support.starter_reference import starter_reference
@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 
 def _runner(path, block_size=8, num_blocks=40):
     spec = read_model_spec(path)
-    weights = load_weights(spec, path, torch.float32, CPU, lambda stage, progress: None)
+    weights = load_weights(spec, path, WeightForm(torch.float32), CPU, lambda *_: None)
     model = resolve_model_class(spec)(spec, weights, spec.max_position_embeddings, CPU)
     runner = ModelRunner(model, max_num_seqs=4, block_size=block_size, device=CPU)
     shape = (num_blocks, spec.num_key_value_heads, block_size, spec.head_dim)

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from octavo_core.errors import ModelError
 from octavo_core.model_spec import read_model_spec
-from octavo_worker.loading import load_weights
+from octavo_worker.loading import WeightForm, load_weights
 
 CPU = torch.device("cpu")
 
 
 def _load(path, spec=None, dtype=torch.float32, on_progress=lambda stage, progress: None):
-    return load_weights(spec or read_model_spec(path), path, dtype, CPU, on_progress)
+    return load_weights(spec or read_model_spec(path), path, WeightForm(dtype), CPU, on_progress)
 
 
 @pytest.fixture

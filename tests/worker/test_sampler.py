@@ -41,7 +41,12 @@ def test_min_tokens_forbids_every_end_until_then(drive):
     logits = torch.zeros(1, VOCAB)
     logits[0, [5, 6, 7]] = torch.tensor([9.0, 8.0, 7.0])
     params = SamplingParams(
-        temperature=0, min_tokens=2, eos_token_ids=(5, 999), stop_token_ids=(6,), ignore_eos=True
+        temperature=0,
+        min_tokens=2,
+        eos_token_ids=(5, 999),
+        stop_token_ids=(6,),
+        ignore_eos=True,
+        logprobs=0,
     )
     found = []
     for num_output_tokens in range(4):

@@ -47,7 +47,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="Type of weights and activations; auto is float32 on a CPU."),
+        Meta(
+            description="Type of activations, and of weights that are not quantized; auto is "
+            "float32 on a CPU."
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["auto", "none", "q8_0", "q4_0", "w8a8"],
+        Meta(
+            description="How a CPU keeps weights: auto as they are in the file, none unpacked to "
+            "dtype (exact, slow, and up to seven times as large), or quantized while they load."
+        ),
     ] = "auto"
     max_model_len: Annotated[
         PositiveInt | Literal["auto"] | None,
@@ -82,6 +92,13 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
             extra=_BYTES,
         ),
     ] = 0
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(
+            description="Type of K and V; auto is float16 on a CPU, and dtype on a GPU or where "
+            "quantization is none."
+        ),
+    ] = "auto"
     num_gpu_blocks_override: Annotated[
         PositiveInt | None, Meta(description="Exact number of KV blocks, whatever memory there is.")
     ] = None

@@ -70,7 +70,7 @@ class EngineCore:
             self.spec,
             self.config,
             self._executor.determine_available_memory(),
-            self._executor.dtype,
+            self._executor.kv_cache_dtype,
             self._executor.device_memory,
         )
         logger.info("KV cache size: %d tokens", plan.kv_cache_tokens)
@@ -82,7 +82,7 @@ class EngineCore:
         num_host_blocks = self.config.cache.swap_space // plan.block_bytes
         self._executor.initialize_kv_cache(plan.num_blocks, num_host_blocks)
         on_progress("warming up", None)
-        self._executor.warm_up()
+        self._executor.warm_up(on_progress)
         logger.info(
             "Planning, KV cache and warm-up took %.2f seconds", time.perf_counter() - loaded
         )

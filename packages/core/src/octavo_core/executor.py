@@ -31,6 +31,11 @@ class Executor(Protocol):
         ...
 
     @property
+    def kv_cache_dtype(self) -> str:
+        """Type of K and V in the cache, likewise."""
+        ...
+
+    @property
     def device_memory(self) -> int | None:
         """Bytes of each worker's device; None where the model lives in host memory."""
         ...
@@ -56,8 +61,8 @@ class Executor(Protocol):
         """Allocate the KV cache, and the host tier that its blocks are swapped out to."""
         ...
 
-    def warm_up(self) -> None:
-        """Do once what would make the first requests slow."""
+    def warm_up(self, on_progress: ProgressCallback) -> None:
+        """Do once what would make the first requests slow, such as compiling kernels."""
         ...
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:

@@ -224,7 +224,7 @@ def _memory_advice(
             advice.append(f"--gpu-memory-utilization {share:g}")
     advice.append(f"--kv-cache-memory {plan.blocks_per_request * plan.block_bytes}")
     if dtype == "float32" and plan.blocks_per_request <= 2 * plan.num_blocks:
-        advice.append("--dtype bfloat16")
+        advice.append("--kv-cache-dtype bfloat16")
     return advice
 
 

@@ -3,6 +3,7 @@
 from octavo_kernels.apply_bitmask import apply_bitmask
 from octavo_kernels.apply_penalties import apply_penalties
 from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.compile_kernels import compile_kernels, serving_kernels
 from octavo_kernels.compute_logprobs import Logprobs, compute_logprobs
 from octavo_kernels.copy_blocks import copy_blocks, swap_blocks
 from octavo_kernels.decoder import Decoder, DecoderLayer
@@ -51,6 +52,7 @@ __all__ = [
     "TokenEntries",
     "apply_bitmask",
     "apply_penalties",
+    "compile_kernels",
     "compute_logprobs",
     "concatenate_weights",
     "copy_blocks",
@@ -77,6 +79,7 @@ __all__ = [
     "sample",
     "sample_noise",
     "select_experts",
+    "serving_kernels",
     "silu_and_mul",
     "swap_blocks",
     "unpack_weight",

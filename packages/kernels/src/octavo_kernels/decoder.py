@@ -32,7 +32,7 @@ from octavo_kernels.rotary_embedding import rotary_embedding
 from octavo_kernels.silu_and_mul import silu_and_mul
 from octavo_kernels.write_kv_cache import write_kv_cache
 
-_decode = Kernel("decoder.decode", "q")
+decode = Kernel("decoder.decode", "q")
 _CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _PROBLEM, _KEY_CACHE, _VALUE_CACHE_END = 4, 5, 7  # words of a layer
@@ -165,7 +165,7 @@ class Decoder:
                 *(problem.output.data_ptr(), *buffers.words, output.data_ptr()),
             ],
         )
-        _decode(words.buffer_info()[0])
+        decode(words.buffer_info()[0])
         return output
 
     def _bind(self, kv_caches: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -11,7 +11,7 @@ from octavo_kernels.dispatch import use_cpu
 from octavo_kernels.packed_weight import WEIGHT_KINDS, PackedWeight
 from octavo_kernels.unpack_weight import unpack_weight
 
-_KERNELS = {kind: Kernel(f"embedding.{kind}", "qqqqqqq") for kind in WEIGHT_KINDS if kind != "e4m3"}
+EMBED = {kind: Kernel(f"embedding.{kind}", "qqqqqqq") for kind in WEIGHT_KINDS if kind != "e4m3"}
 _ALONE = 1 << 14
 
 
@@ -26,7 +26,7 @@ def embed_tokens(token_ids: Tensor, weight: PackedWeight) -> Tensor:
         ``[num_tokens, hidden_size]`` float32, bit for bit those rows of `unpack_weight`.
     """
     if (
-        weight.kind not in _KERNELS
+        weight.kind not in EMBED
         or weight.input_order is not None
         or not use_cpu(token_ids, weight.data)
     ):
@@ -35,7 +35,7 @@ def embed_tokens(token_ids: Tensor, weight: PackedWeight) -> Tensor:
     num_tokens, hidden_size = ids.shape[0], weight.shape[1]
     out = torch.empty(num_tokens, hidden_size)
     scratch = torch.empty(64 * get_num_threads(), dtype=torch.uint8)
-    kernel = _KERNELS[weight.kind]
+    kernel = EMBED[weight.kind]
     run = kernel.alone if out.numel() <= _ALONE else kernel
     run(
         ids.data_ptr(),

@@ -18,7 +18,7 @@ from octavo_kernels.packed_weight import DENSE_KINDS, PackedWeight
 from octavo_kernels.unpack_weight import unpack_weight
 from octavo_kernels.weight_fields import split_last
 
-_linear = Kernel("linear.linear", "q" * 14)
+linear = Kernel("linear.linear", "q" * 14)
 
 PRIVATE_ROWS = 4
 """Up to so many rows every thread quantizes all of them, see the kernel."""
@@ -70,7 +70,7 @@ def quantized_matmul(x: Tensor, weight: PackedWeight, bias: Tensor | None = None
         copies = num_threads if num_tokens <= PRIVATE_ROWS else 1
         scratch_bytes += copies * num_tokens * (inputs + inputs // 4)
     scratch = torch.empty(scratch_bytes, dtype=torch.uint8)
-    run = _linear.alone if num_tokens * rows * inputs <= _ALONE else _linear
+    run = linear.alone if num_tokens * rows * inputs <= _ALONE else linear
     run(
         MULTIPLY[weight.kind].address,
         is_quantized,

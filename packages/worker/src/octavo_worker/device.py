@@ -11,6 +11,8 @@ import torch
 
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError, ModelError
+from octavo_kernels.cpu.threads import set_num_threads
+from octavo_worker.loading import WeightForm
 
 _DTYPES = {
     "float32": torch.float32,
@@ -69,11 +71,56 @@ def resolve_dtype(wanted: str, checkpoint: str | None, device: torch.device) -> 
     return torch.float16 if checkpoint == "float16" else torch.bfloat16
 
 
+def resolve_weight_form(
+    config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> WeightForm:
+    """Choose how weights are kept.
+
+    The CPU kernels compute in float32, whatever the type of packed weights.
+
+    Args:
+        config: All settings.
+        device: Where the model will run.
+        dtype: What `resolve_dtype` chose.
+
+    Raises:
+        ConfigError: Weights are to be quantized, and the device is no CPU.
+    """
+    wanted = config.model.quantization
+    if device.type != "cpu":
+        if wanted not in ("auto", "none"):
+            raise ConfigError(
+                f"quantization is {wanted} (from {config.source_of('quantization')}), but weights "
+                f"are quantized while they load for a CPU only, and the device is {device}; use "
+                f"--quantization auto, or --device cpu.",
+                field="quantization",
+            )
+        return WeightForm(dtype)
+    if wanted == "none":
+        return WeightForm(dtype)
+    dense_dtype = None if config.model.dtype == "auto" else dtype
+    return WeightForm(torch.float32, wanted, dense_dtype)
+
+
+def resolve_kv_cache_dtype(wanted: str, is_packed: bool, dtype: torch.dtype) -> torch.dtype:
+    """Choose the type of K and V.
+
+    Args:
+        wanted: ``auto``, or the name of a type.
+        is_packed: Whether the weights are packed for the CPU kernels.
+        dtype: Type of the activations.
+    """
+    if wanted != "auto":
+        return _DTYPES[wanted]
+    return torch.float16 if is_packed else dtype
+
+
 def use_cpu_threads(wanted: int | None) -> int:
-    """Set torch's threads to `wanted`, or to the cores this process may use; return them."""
+    """Set the threads of torch and of our kernels: `wanted`, or the cores this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = wanted or usable or 1
     torch.set_num_threads(threads)
+    set_num_threads(threads)
     return threads
 
 

@@ -30,6 +30,7 @@ class InputBatch:
         top_k: ``[max_num_seqs]`` int32, 0 for off.
         seeds: ``[max_num_seqs]`` int64.
         min_tokens: ``[max_num_seqs]`` int64.
+        num_logprobs: ``[max_num_seqs]`` int32, alternatives to report; -1 for no logprobs.
         sampling_params: By slot, of the requests that are there.
     """
 
@@ -45,6 +46,7 @@ class InputBatch:
         self.top_k = np.zeros(max_num_seqs, np.int32)
         self.seeds = np.zeros(max_num_seqs, np.int64)
         self.min_tokens = np.zeros(max_num_seqs, np.int64)
+        self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
         self.sampling_params: dict[int, SamplingParams] = {}
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
@@ -96,6 +98,7 @@ class InputBatch:
         seed = params.seed
         self.seeds[slot] = secrets.randbits(SEED_BITS) if seed is None else seed
         self.min_tokens[slot] = params.min_tokens
+        self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
 
 
 def _only_group(block_tables: list[list[int]]) -> list[int]:

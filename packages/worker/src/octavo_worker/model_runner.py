@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from octavo_kernels import AttentionMetadata
+from octavo_kernels import AttentionMetadata, swap_blocks
 from octavo_worker.input_batch import InputBatch
 from octavo_worker.models import KVCache, Model
 from octavo_worker.sampler import sample_rows
@@ -107,8 +108,7 @@ class ModelRunner:
         complete = np.array(metadata.host_seq_lens, np.int64) == self.batch.num_tokens[slots]
         rows = np.flatnonzero(complete)
         last_tokens = np.array(metadata.host_query_start_loc, np.int64)[1:][rows] - 1
-        hidden = self.forward(model_input, self.kv_caches)
-        hidden = hidden[torch.from_numpy(last_tokens).to(self._device)]
+        hidden = _take_rows(self.forward(model_input, self.kv_caches), last_tokens)
         return _ComputedStep(scheduler_output.step_id, len(slots), rows, slots[rows], hidden)
 
     @torch.inference_mode()
@@ -173,11 +173,15 @@ class ModelRunner:
         Everything fits int32: a cache of 2**31 slots would be larger than any memory.
         """
         arrays = (input_ids, positions, query_start_loc, seq_lens, slot_mapping, block_tables)
-        packed = np.concatenate(
-            [array.ravel() for array in arrays], dtype=np.int32, casting="unsafe"
-        )
-        on_device = torch.from_numpy(packed).to(self._device)
-        parts = torch.split(on_device, [array.size for array in arrays])
+        parts: Sequence[Tensor]
+        if self._device.type == "cpu":
+            parts = [torch.from_numpy(array.astype(np.int32, order="C")) for array in arrays]
+        else:
+            packed = np.concatenate(
+                [array.ravel() for array in arrays], dtype=np.int32, casting="unsafe"
+            )
+            on_device = torch.from_numpy(packed).to(self._device)
+            parts = torch.split(on_device, [array.size for array in arrays])
         metadata = AttentionMetadata(
             query_start_loc=parts[2],
             seq_lens=parts[3],
@@ -191,13 +195,14 @@ class ModelRunner:
 
     def _swap_blocks(self, scheduler_output: SchedulerOutput) -> None:
         """Copy evicted blocks to the host, and then those that are wanted again back."""
-        out, into = scheduler_output.blocks_to_swap_out, scheduler_output.blocks_to_swap_in
-        if not out and not into:
+        out = _last_copies(scheduler_output.blocks_to_swap_out)
+        into = _last_copies(scheduler_output.blocks_to_swap_in)
+        if not len(out) and not len(into):
             return
         for device, host in zip(self.kv_caches, self.host_kv_caches, strict=True):
             for device_cache, host_cache in zip(device, host, strict=True):
-                _copy_blocks(device_cache, host_cache, out)
-                _copy_blocks(host_cache, device_cache, into)
+                swap_blocks(device_cache, host_cache, out)
+                swap_blocks(host_cache, device_cache, into)
 
     def _check_known(self, slots: NDArray[np.int64], seq_lens: NDArray[np.int64]) -> None:
         num_tokens = self.batch.num_tokens[slots]
@@ -211,13 +216,20 @@ class ModelRunner:
             )
 
 
-def _copy_blocks(source: Tensor, target: Tensor, pairs: list[tuple[int, int]]) -> None:
-    """Copy blocks ``[block, ...]`` from one cache to another, by pairs of their ids.
+def _take_rows(hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """Return ``[num_rows, hidden_size]`` of ``[num_tokens, hidden_size]``."""
+    if len(rows) == len(hidden):  # a step of decodes alone
+        return hidden
+    if hidden.is_cpu and hidden.dtype == torch.float32:
+        # Some kilobytes, for which torch would wake its threads, while ours may still spin.
+        return torch.from_numpy(hidden.numpy()[rows])
+    return hidden[torch.from_numpy(rows).to(hidden.device)]
+
+
+def _last_copies(pairs: list[tuple[int, int]]) -> Tensor:
+    """Return ``[num_pairs, 2]`` int64 of block ids, from and to.
 
     Of several copies to one block the last counts, as if they were made one by one.
     """
     last = {to_block: from_block for from_block, to_block in pairs}
-    if last:
-        from_blocks = torch.tensor(list(last.values()), device=source.device)
-        to_blocks = torch.tensor(list(last), device=target.device)
-        target[to_blocks] = source[from_blocks].to(target.device)
+    return torch.tensor([(source, target) for target, source in last.items()]).view(-1, 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,7 +10,14 @@ from torch import Tensor
 from octavo_core.sampling_params import GREEDY_TEMPERATURE
 from octavo_core.scheduler_output import GrammarOutput
 from octavo_core.wire import TokenLogprobs
-from octavo_kernels import SamplingMetadata, compute_logprobs, sample
+from octavo_kernels import (
+    SamplingMetadata,
+    TokenEntries,
+    apply_bitmask,
+    compute_logprobs,
+    mask_logits,
+    sample,
+)
 from octavo_worker.input_batch import InputBatch
 
 # What minus infinity is reported as, since JSON has no word for it.
@@ -28,7 +33,8 @@ def sample_rows(
     """Sample the next token of each row.
 
     Args:
-        logits: ``[num_rows, vocab_size]`` float32, as the model gave them.
+        logits: ``[num_rows, vocab_size]`` float32, as the model gave them; masks may be
+            written into it.
         batch: Tokens and sampling parameters, by slot.
         slots: ``[num_rows]``, the slot of each row.
         grammar: Which tokens are allowed, for slots under structured output.
@@ -36,11 +42,18 @@ def sample_rows(
     Returns:
         Token ids ``[num_rows]``, and log-probabilities by row for those that asked.
     """
-    allowed = _mask_early_ends(logits, batch, slots)
+    early_rows = _early_rows(batch, slots)
+    reports_logprobs = bool((batch.num_logprobs[slots] >= 0).any())
+    allowed = logits
+    # Log-probabilities are of the logits as they are, so a mask needs a copy only beside them.
+    if reports_logprobs and (len(early_rows) or grammar is not None):
+        allowed = logits.clone()
+    if len(early_rows):
+        _mask_early_ends(allowed, batch, slots, early_rows)
     if grammar is not None:
-        allowed = _mask_grammar(allowed, slots, grammar)
+        _mask_grammar(allowed, slots, grammar)
     token_ids = sample(allowed, _sampling_metadata(batch, slots))
-    logprobs = _token_logprobs(logits, token_ids, batch, slots)
+    logprobs = _token_logprobs(logits, token_ids, batch, slots) if reports_logprobs else {}
     return token_ids.cpu().numpy(), logprobs
 
 
@@ -58,42 +71,51 @@ def _sampling_metadata(batch: InputBatch, slots: NDArray[np.int64]) -> SamplingM
     )
 
 
-def _mask_early_ends(logits: Tensor, batch: InputBatch, slots: NDArray[np.int64]) -> Tensor:
-    """Forbid ending tokens to rows that have not reached their ``min_tokens``."""
+def _early_rows(batch: InputBatch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rows that have not reached their ``min_tokens``."""
+    min_tokens = batch.min_tokens[slots]
+    if not min_tokens.any():
+        return np.empty(0, np.int64)
     num_output_tokens = batch.num_tokens[slots] - batch.num_prompt_tokens[slots]
-    early_rows = np.flatnonzero(num_output_tokens < batch.min_tokens[slots]).tolist()
-    if not early_rows:
-        return logits
-    logits = logits.clone()
-    for row in early_rows:
+    return np.flatnonzero(num_output_tokens < min_tokens)
+
+
+def _mask_early_ends(
+    logits: Tensor, batch: InputBatch, slots: NDArray[np.int64], early_rows: NDArray[np.int64]
+) -> None:
+    """Forbid ending tokens to rows that have not reached their ``min_tokens``, in place."""
+    rows, token_ids = [], []
+    for row in early_rows.tolist():
         params = batch.sampling_params[int(slots[row])]
         ends = {*params.eos_token_ids, *params.stop_token_ids}
-        logits[row, [token_id for token_id in ends if token_id < logits.shape[-1]]] = -math.inf
-    return logits
+        known = [token_id for token_id in ends if token_id < logits.shape[-1]]
+        token_ids += known
+        rows += [row] * len(known)
+    entries = TokenEntries(
+        torch.tensor(rows, dtype=torch.int64, device=logits.device),
+        torch.tensor(token_ids, dtype=torch.int64, device=logits.device),
+    )
+    mask_logits(logits, forbidden=entries)
 
 
-def _mask_grammar(logits: Tensor, slots: NDArray[np.int64], grammar: GrammarOutput) -> Tensor:
-    """Forbid the tokens whose bits are not set, to the slots that the grammar names."""
+def _mask_grammar(logits: Tensor, slots: NDArray[np.int64], grammar: GrammarOutput) -> None:
+    """Forbid the tokens whose bits are not set, to the slots that the grammar names, in place."""
     row_of = {slot: row for row, slot in enumerate(slots.tolist())}
-    bits = np.frombuffer(grammar.bitmask, np.uint8).reshape(len(grammar.slots), -1)
-    bits = np.unpackbits(bits, axis=1, count=logits.shape[-1], bitorder="little")
-    logits = logits.clone()
-    for slot, allowed in zip(grammar.slots, torch.from_numpy(bits), strict=True):
-        if slot in row_of:
-            logits[row_of[slot]].masked_fill_(allowed.to(logits.device) == 0, -math.inf)
-    return logits
+    masks = np.frombuffer(grammar.bitmask, np.int32).reshape(len(grammar.slots), -1)
+    here = [index for index, slot in enumerate(grammar.slots) if slot in row_of]
+    rows = [row_of[grammar.slots[index]] for index in here]
+    apply_bitmask(
+        logits,
+        torch.from_numpy(masks[here]).to(logits.device),
+        torch.tensor(rows, dtype=torch.int64, device=logits.device),
+    )
 
 
 def _token_logprobs(
     logits: Tensor, token_ids: Tensor, batch: InputBatch, slots: NDArray[np.int64]
 ) -> dict[int, TokenLogprobs]:
-    wanted = {
-        row: count
-        for row, slot in enumerate(slots.tolist())
-        if (count := batch.sampling_params[slot].logprobs) is not None
-    }
-    if not wanted:
-        return {}
+    counts = batch.num_logprobs[slots]
+    wanted = {row: int(counts[row]) for row in np.flatnonzero(counts >= 0).tolist()}
     rows = torch.tensor(list(wanted), device=logits.device)
     found = compute_logprobs(logits[rows], token_ids[rows], max(wanted.values()))
     # The sampled token first, then the likeliest ones; [num_wanted, 1 + num_top].

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -16,12 +17,16 @@ from octavo_core.executor import ProgressCallback
 from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import ModelSpec
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from octavo_kernels import SamplingMetadata, sample
+from octavo_kernels import SamplingMetadata, compile_kernels, sample, serving_kernels
 from octavo_kernels.attention_metadata import MAX_GATHERED_POSITIONS
+from octavo_kernels.cpu.jit import cache_folder
+from octavo_kernels.dispatch import reference_forced
 from octavo_worker.device import (
     available_cpu_memory,
     resolve_device,
     resolve_dtype,
+    resolve_kv_cache_dtype,
+    resolve_weight_form,
     use_cpu_threads,
 )
 from octavo_worker.loading import load_weights
@@ -60,6 +65,12 @@ class Worker:
         self.device = resolve_device(self._config, self._rank)
         wanted = self._config.model.dtype
         self.dtype = resolve_dtype(wanted, self._spec.dtype, self.device)
+        self._form = resolve_weight_form(self._config, self.device, self.dtype)
+        if self._form.is_packed:
+            self.dtype = self._form.dtype
+        self.kv_cache_dtype = resolve_kv_cache_dtype(
+            self._config.cache.kv_cache_dtype, self._form.is_packed, self.dtype
+        )
         logger.info(
             "Running on %s in %s (dtype is %s from %s; the checkpoint says %s)",
             self.device,
@@ -91,8 +102,11 @@ class Worker:
             ModelError: A file or tensor is missing, damaged or not supported.
         """
         weights = load_weights(
-            self._spec, self._config.model_path, self.dtype, self.device, on_progress
+            self._spec, self._config.model_path, self._form, self.device, on_progress
         )
+        self._weight_kinds = {
+            part.kind for weight in weights.values() if isinstance(weight, tuple) for part in weight
+        }
         model = resolve_model_class(self._spec)(
             self._spec, weights, self._max_model_len, self.device
         )
@@ -120,8 +134,10 @@ class Worker:
         if num_host_blocks:
             self.runner.host_kv_caches = self._make_kv_caches(num_host_blocks, torch.device("cpu"))
 
-    def warm_up(self) -> None:
-        """Run prefill, decode and every kind of sampling once."""
+    def warm_up(self, on_progress: ProgressCallback) -> None:
+        """Compile the kernels, and run prefill, decode and every kind of sampling once."""
+        if self.device.type == "cpu":
+            self._compile_kernels(on_progress)
         self._dummy_step([16, 1, 1])
         one_row = torch.zeros(1, self._spec.vocab_size, device=self.device)
         sample(
@@ -143,6 +159,25 @@ class Worker:
     def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         """Sample from the oldest step not yet sampled."""
         return self.runner.sample_tokens(grammar)
+
+    def _compile_kernels(self, on_progress: ProgressCallback) -> None:
+        """Compile what a packed model needs and this machine has not compiled before."""
+        kinds = self._weight_kinds
+        if not kinds or reference_forced():
+            return
+        started = time.perf_counter()
+
+        def report(number: int, total: int) -> None:
+            if number == 1:
+                logger.info(
+                    "Compiling %d CPU kernels for this machine; the next start finds them in %s",
+                    total,
+                    cache_folder(),
+                )
+            on_progress(f"compiling kernels {number} of {total}", (number - 1) / total)
+
+        if compile_kernels(serving_kernels(kinds, [self.kv_cache_dtype]), report):
+            logger.info("Compiling took %.1f seconds", time.perf_counter() - started)
 
     def _available_on_cpu(self) -> int:
         """Plan a CPU's memory.
@@ -237,13 +272,13 @@ class Worker:
         ]
 
     def _zeros(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Allocate zeros: what attention masks out must be finite, for 0 × NaN is NaN."""
+        dtype = self.kv_cache_dtype
         if device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=device)
+            return torch.zeros(shape, dtype=dtype, device=device)
         # Zeroed memory from the system is not touched until it is used; torch.zeros would
         # write all of it, 1 s for 4 GiB.
-        num_bytes = math.prod(shape) * self.dtype.itemsize
-        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(self.dtype).view(shape)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
 
     @torch.inference_mode()
     def _dummy_step(self, query_lens: list[int], num_logits: int = 1) -> int:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import logging
 import os
 import platform
 import re
@@ -46,7 +47,10 @@ Progress = Callable[[str, float | None], None]
 KERNELS: dict[str, Kernel] = {}
 """Every kernel that was declared, by name: what `warm` compiles."""
 
+logger = logging.getLogger(__name__)
+
 _progress: Progress | None = None
+_warned = False
 _compiling = threading.Lock()
 _engines: list[Any] = []
 
@@ -93,6 +97,11 @@ class Kernel:
         self.pack = struct.Struct("<q" + arguments.replace("p", "q")).pack
         self._address = 0
         KERNELS[name] = self
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the object code is in this process or in the cache."""
+        return bool(self._address or _kept(_cache_file(self)))
 
     @property
     def address(self) -> int:
@@ -157,9 +166,23 @@ def cache_folder() -> Path:
     return base / "kernels"
 
 
+def cache_can_be_written() -> bool:
+    """Whether what is compiled here is found by other processes."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _cache_file(kernel: Kernel) -> Path:
+    return cache_folder() / f"{kernel.name}-{_digest(kernel)}.o"
+
+
 def _object_code(kernel: Kernel) -> bytes:
     """Return a kernel's object code, from the cache or compiled now."""
-    path = cache_folder() / f"{kernel.name}-{_digest(kernel)}.o"
+    path = _cache_file(kernel)
     if code := _kept(path):
         return code
     start = time.perf_counter()
@@ -184,14 +207,22 @@ def _kept(path: Path) -> bytes:
 
 def _keep(path: Path, code: bytes) -> None:
     """Write a file at once; a folder that can't be written costs the next process time only."""
+    global _warned
     try:
         # What lies here is executed: nobody else may write to it.
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(code + hashlib.sha256(code).digest())
         os.replace(file.name, path)
-    except OSError:
-        return
+    except OSError as error:
+        if not _warned:
+            logger.warning(
+                "compiled kernels can't be kept in %s (%s), so each start compiles them again; "
+                "set OCTAVO_CACHE_DIR to a folder that can be written",
+                path.parent,
+                error.strerror or error,
+            )
+        _warned = True
 
 
 def _digest(kernel: Kernel) -> str:

@@ -25,6 +25,9 @@ _lead = Kernel("team.lead", "qp")
 _follow = Kernel("team.follow", "")
 _stop = Kernel("team.stop", "")
 
+TEAM_KERNELS = (_lead, _follow, _stop)
+"""What starts, runs and ends a team."""
+
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)
 
 

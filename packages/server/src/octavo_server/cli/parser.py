@@ -18,6 +18,7 @@ COMMANDS = {
     "chat": "chat with a model in the terminal",
     "plan": "say what of a model fits on a device",
     "simulate": "replay a trace through the scheduler on a device that need not be there",
+    "doctor": "say what this machine is, and what is not yet compiled",
 }
 
 EXIT_FAILURE = 1

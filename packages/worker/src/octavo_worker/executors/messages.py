@@ -59,6 +59,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
     device: str
     dtype: str
+    kv_cache_dtype: str
     device_memory: int | None = None
 
 

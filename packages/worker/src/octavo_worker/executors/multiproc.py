@@ -58,7 +58,7 @@ class MultiprocExecutor:
     """
 
     def __init__(self, config: EngineConfig, spec: ModelSpec) -> None:
-        self._loaded = messages.Loaded(device="", dtype="")
+        self._loaded = messages.Loaded(device="", dtype="", kv_cache_dtype="")
         self._lock = threading.Lock()
         self._calls: deque[_Call] = deque()
         self._death: str | None = None
@@ -107,6 +107,11 @@ class MultiprocExecutor:
         return self._loaded.dtype
 
     @property
+    def kv_cache_dtype(self) -> str:
+        """Type of K and V; empty before `load_model`."""
+        return self._loaded.kv_cache_dtype
+
+    @property
     def device_memory(self) -> int | None:
         """Bytes of the device; None on a CPU and before `load_model`."""
         return self._loaded.device_memory
@@ -133,9 +138,9 @@ class MultiprocExecutor:
         """Allocate the KV cache and the host tier."""
         self._call(messages.InitializeKVCache(num_blocks, num_host_blocks))
 
-    def warm_up(self) -> None:
-        """Run each kind of work once."""
-        self._call(messages.WarmUp())
+    def warm_up(self, on_progress: ProgressCallback) -> None:
+        """Compile what is not compiled yet, and run each kind of work once."""
+        self._call(messages.WarmUp(), on_progress)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Start the forward pass of one step."""

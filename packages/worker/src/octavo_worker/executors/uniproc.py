@@ -34,6 +34,11 @@ class UniProcExecutor:
         return str(self._running.dtype).removeprefix("torch.")
 
     @property
+    def kv_cache_dtype(self) -> str:
+        """Type of K and V."""
+        return str(self._running.kv_cache_dtype).removeprefix("torch.")
+
+    @property
     def device_memory(self) -> int | None:
         """Bytes of the device; None on a CPU."""
         return self._running.device_memory
@@ -56,9 +61,9 @@ class UniProcExecutor:
         """Allocate the KV cache and the host tier."""
         self._running.initialize_kv_cache(num_blocks, num_host_blocks)
 
-    def warm_up(self) -> None:
-        """Run each kind of work once."""
-        self._running.warm_up()
+    def warm_up(self, on_progress: ProgressCallback) -> None:
+        """Compile what is not compiled yet, and run each kind of work once."""
+        self._running.warm_up(on_progress)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run the forward pass of one step; `sample_tokens` has its errors."""

@@ -81,15 +81,19 @@ class _WorkerProcess:
             case messages.LoadModel():
                 worker.init_device()
                 worker.load_model(self._report)
-                dtype = str(worker.dtype).removeprefix("torch.")
-                return messages.Loaded(str(worker.device), dtype, worker.device_memory)
+                return messages.Loaded(
+                    str(worker.device),
+                    str(worker.dtype).removeprefix("torch."),
+                    str(worker.kv_cache_dtype).removeprefix("torch."),
+                    worker.device_memory,
+                )
             case messages.DetermineAvailableMemory():
                 return messages.Done(worker.determine_available_memory())
             case messages.InitializeKVCache(num_blocks, num_host_blocks):
                 worker.initialize_kv_cache(num_blocks, num_host_blocks)
                 return messages.Done()
             case messages.WarmUp():
-                worker.warm_up()
+                worker.warm_up(self._report)
                 return messages.Done()
             case messages.Stop():
                 raise AssertionError("serve() ends on Stop")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from octavo_kernels import PackedWeight
 
 
 class Checkpoint(Protocol):
@@ -30,6 +33,18 @@ class Checkpoint(Protocol):
         Args:
             name: One of ``names``.
             out: Contiguous, of the tensor's shape, on any device.
+
+        Raises:
+            ModelError: The stored type is not supported, or the file is damaged.
+        """
+        ...
+
+    def read_packed(self, name: str, dtype: torch.dtype | None) -> PackedWeight:
+        """Pack a matrix for the CPU kernels, in the type that it is stored in.
+
+        Args:
+            name: One of ``names``, of two dimensions.
+            dtype: Type to convert it to if it is not quantized; None keeps its own.
 
         Raises:
             ModelError: The stored type is not supported, or the file is damaged.

@@ -13,7 +13,18 @@ from torch import Tensor
 from octavo_core.errors import ModelError
 from octavo_core.gguf import TensorInfo, read_gguf_header
 from octavo_core.model_spec import spec_from_gguf
-from octavo_kernels import DEQUANTIZABLE_TYPES, dequantize
+from octavo_kernels import (
+    DEQUANTIZABLE_TYPES,
+    PackedWeight,
+    dequantize,
+    pack_dense_weight,
+    pack_weight,
+    unpack_weight,
+)
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PACKABLE = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+_SUPPORTED = (*_FLOATS, *_PACKABLE)
 
 _OUTER_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -34,7 +45,7 @@ _LAYER_NAMES = {
 
 
 class GGUFCheckpoint:
-    """The tensors of a GGUF file, unpacked to float32 as they are read.
+    """The tensors of a GGUF file.
 
     Raises:
         ModelError: The file can't be read, or its header is damaged.
@@ -68,20 +79,32 @@ class GGUFCheckpoint:
         Raises:
             ModelError: Its type is not supported; the message names it.
         """
-        info = self._tensors[name]
-        if info.type.name not in DEQUANTIZABLE_TYPES:
-            raise ModelError(
-                f"{self._path}: tensor {info.name} has type {info.type.name}, which is not "
-                f"supported yet; supported: {', '.join(DEQUANTIZABLE_TYPES)}.",
-                field=info.name,
-            )
+        info = self._supported(name)
         num_heads = self._num_rotated_heads(name)
-        if num_heads is not None:
+        if info.type.name not in DEQUANTIZABLE_TYPES:
+            out.copy_(unpack_weight(self.read_packed(name, None)))
+        elif num_heads is not None:
             out.copy_(_to_halves(self._unpack(info), num_heads))
         elif out.device.type == "cpu":
             self._unpack(info, out)
         else:
             out.copy_(self._unpack(info))
+
+    def read_packed(self, name: str, dtype: torch.dtype | None) -> PackedWeight:
+        """Repack one matrix as it is; one of floats may be converted.
+
+        Raises:
+            ModelError: Its type is not supported; the message names it.
+        """
+        info = self._supported(name)
+        kind, num_rows = info.type.name, info.shape[0]
+        rows = self._stored(info).view(num_rows, -1)  # [out_features, bytes of a row]
+        num_heads = self._num_rotated_heads(name)
+        if num_heads is not None:
+            rows = _to_halves(rows, num_heads)
+        if kind in _FLOATS:
+            return pack_dense_weight(rows.view(_FLOATS[kind]).to(dtype or _FLOATS[kind]))
+        return pack_weight(rows.flatten(), kind, info.shape)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -96,11 +119,24 @@ class GGUFCheckpoint:
             return self._spec.num_key_value_heads
         return None
 
+    def _supported(self, name: str) -> TensorInfo:
+        info = self._tensors[name]
+        if info.type.name not in _SUPPORTED:
+            raise ModelError(
+                f"{self._path}: tensor {info.name} has type {info.type.name}, which is not "
+                f"supported yet; supported: {', '.join(_SUPPORTED)}.",
+                field=info.name,
+            )
+        return info
+
     def _unpack(self, info: TensorInfo, out: Tensor | None = None) -> Tensor:
-        data = torch.frombuffer(
+        return dequantize(self._stored(info), info.type.name, info.shape, out)
+
+    def _stored(self, info: TensorInfo) -> Tensor:
+        """Return ``[num_bytes]`` uint8 over the file."""
+        return torch.frombuffer(
             self._data, dtype=torch.uint8, count=info.num_bytes, offset=info.offset
         )
-        return dequantize(data, info.type.name, info.shape, out)
 
 
 def _checkpoint_name(name: str) -> str:
@@ -120,7 +156,7 @@ def _to_halves(weights: Tensor, num_heads: int) -> Tensor:
     transformers, and our kernel, keep them half a head apart.
 
     Args:
-        weights: ``[num_heads * head_dim, ...]``.
+        weights: ``[num_heads * head_dim, ...]``, numbers or the bytes of whole rows.
         num_heads: Of the projection.
     """
     pairs = weights.view(num_heads, -1, 2, *weights.shape[1:])

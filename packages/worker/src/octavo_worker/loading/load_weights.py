@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from octavo_core.errors import ModelError
+from octavo_core.errors import ConfigError, ModelError
 from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import ModelSpec
+from octavo_kernels import WEIGHT_KINDS, PackedWeight, concatenate_weights, quantize_weight
+from octavo_worker.layers.weight import Packed, Weight
 from octavo_worker.loading.checkpoint import Checkpoint
 from octavo_worker.loading.gguf import GGUFCheckpoint
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
+from octavo_worker.loading.weight_form import QUANTIZED_BLOCK, VOCABULARY_KIND, WeightForm
 from octavo_worker.models import WeightEntry, WeightPart, resolve_model_class
 
 logger = logging.getLogger(__name__)
@@ -27,17 +31,17 @@ STAGE = "loading weights"
 def load_weights(
     spec: ModelSpec,
     path: str | Path,
-    dtype: torch.dtype,
+    form: WeightForm,
     device: torch.device,
     on_progress: ProgressCallback,
-) -> dict[str, Tensor]:
+) -> dict[str, Weight]:
     """Load every tensor of a model.
 
     Args:
         spec: The model's hyper-parameters.
         path: A folder with safetensors files, or a .gguf file.
-        dtype: Type of the result.
-        device: Where the result is to be.
+        form: How weights are to be kept.
+        device: Where the result is to be; packed matrices are for a CPU.
         on_progress: Told about the share of weights that is there.
 
     Returns:
@@ -52,9 +56,9 @@ def load_weights(
         _check_nothing_left_over(spec, layout, checkpoint)
         total = sum(math.prod(part.shape) for entry in layout for part in entry.parts)
         done = 0
-        weights: dict[str, Tensor] = {}
+        weights: dict[str, Weight] = {}
         for entry in layout:
-            weights[entry.name] = _load_entry(entry, weights, checkpoint, dtype, device)
+            weights[entry.name] = _load_entry(entry, weights, checkpoint, form, device)
             done += sum(math.prod(part.shape) for part in entry.parts)
             on_progress(STAGE, done / total)
     return weights
@@ -74,27 +78,82 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 def _load_entry(
     entry: WeightEntry,
-    weights: dict[str, Tensor],
+    weights: Mapping[str, Weight],
     checkpoint: Checkpoint,
-    dtype: torch.dtype,
+    form: WeightForm,
     device: torch.device,
-) -> Tensor:
+) -> Weight:
     if entry.tied_to is not None and entry.parts[0].name not in checkpoint.names:
         return weights[entry.tied_to]
+    for part in entry.parts:
+        _check_part(part, checkpoint)
+    loaded: Weight
+    if form.is_packed and len(entry.parts[0].shape) == 2:
+        loaded = _join([_pack(part, checkpoint, form, entry.is_vocabulary) for part in entry.parts])
+    else:
+        loaded = _read_whole(entry, checkpoint, form.dtype, device)
+    # A fine-tune may have stored its head though it is tied; if it was trained apart, it
+    # counts, as in transformers. If it is the same, it need not be there twice.
+    if entry.tied_to is not None and _equal(loaded, weights[entry.tied_to]):
+        return weights[entry.tied_to]
+    return loaded
+
+
+def _read_whole(
+    entry: WeightEntry, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Read an entry's parts into one tensor."""
     rows = sum(part.shape[0] for part in entry.parts)
     tensor = torch.empty((rows, *entry.parts[0].shape[1:]), dtype=dtype, device=device)
     first = 0
     for part in entry.parts:
-        _read(part, checkpoint, tensor[first : first + part.shape[0]])
+        checkpoint.read_into(part.name, tensor[first : first + part.shape[0]])
         first += part.shape[0]
-    # A fine-tune may have stored its head though it is tied; if it was trained apart, it
-    # counts, as in transformers. If it is the same, it need not be there twice.
-    if entry.tied_to is not None and torch.equal(tensor, weights[entry.tied_to]):
-        return weights[entry.tied_to]
     return tensor
 
 
-def _read(part: WeightPart, checkpoint: Checkpoint, out: Tensor) -> None:
+def _pack(
+    part: WeightPart, checkpoint: Checkpoint, form: WeightForm, is_vocabulary: bool
+) -> PackedWeight:
+    """Read one matrix in the form that it is to be kept in."""
+    if form.quantization == "auto":
+        return checkpoint.read_packed(part.name, form.dense_dtype)
+    kind = form.quantization
+    if kind == "q4_0" and is_vocabulary:
+        kind = VOCABULARY_KIND
+    if part.shape[1] % QUANTIZED_BLOCK:
+        raise ConfigError(
+            f"quantization={form.quantization} needs inputs in multiples of {QUANTIZED_BLOCK}, "
+            f"but tensor {part.name} has {part.shape[1]}; use --quantization auto.",
+            field="quantization",
+        )
+    wide = torch.empty(part.shape)
+    checkpoint.read_into(part.name, wide)
+    return quantize_weight(wide, kind)
+
+
+def _join(parts: list[PackedWeight]) -> Packed:
+    """Make one matrix of the parts if their kinds and rows allow it: one product in place of two.
+
+    A file may keep values in more bits than keys (GGUF's K mixtures do); those stay apart.
+    """
+    rows = WEIGHT_KINDS[parts[0].kind].rows
+    alike = all(part.kind == parts[0].kind for part in parts)
+    if len(parts) > 1 and alike and not any(part.shape[0] % rows for part in parts[:-1]):
+        return (concatenate_weights(parts),)
+    return tuple(parts)
+
+
+def _equal(weight: Weight, other: Weight) -> bool:
+    """Whether two are of one form and the same bit for bit."""
+    if isinstance(weight, Tensor):
+        return isinstance(other, Tensor) and torch.equal(weight, other)
+    return not isinstance(other, Tensor) and all(
+        a.kind == b.kind and torch.equal(a.data, b.data) for a, b in zip(weight, other, strict=True)
+    )
+
+
+def _check_part(part: WeightPart, checkpoint: Checkpoint) -> None:
     place = checkpoint.place(part.name)
     if part.name not in checkpoint.names:
         raise ModelError(f"{place}: tensor {part.name} is missing.", field=part.name)
@@ -105,7 +164,6 @@ def _read(part: WeightPart, checkpoint: Checkpoint, out: Tensor) -> None:
             f"asks for {list(part.shape)}.",
             field=part.name,
         )
-    checkpoint.read_into(part.name, out)
 
 
 def _check_nothing_left_over(

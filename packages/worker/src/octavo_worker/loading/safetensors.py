@@ -7,11 +7,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from octavo_core.errors import ModelError
 from octavo_core.model_spec import read_json
+from octavo_kernels import PackedWeight, pack_dense_weight
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -59,6 +61,24 @@ class SafetensorsCheckpoint:
         Raises:
             ModelError: It is not of a floating-point type.
         """
+        out.copy_(self._read(name))
+
+    def read_packed(self, name: str, dtype: torch.dtype | None) -> PackedWeight:
+        """Pack a matrix in its own type, or in another.
+
+        Raises:
+            ModelError: It is not of a floating-point type.
+        """
+        tensor = self._read(name)
+        if dtype is None:
+            dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
+        return pack_dense_weight(tensor.to(dtype))
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._files.clear()
+
+    def _read(self, name: str) -> Tensor:
         kind = self._slice(name).get_dtype()
         if kind not in _FLOATS:
             raise ModelError(
@@ -66,11 +86,8 @@ class SafetensorsCheckpoint:
                 f"supported: {', '.join(_FLOATS)}.",
                 field=name,
             )
-        out.copy_(self._open(self._shards[name]).get_tensor(name))
-
-    def close(self) -> None:
-        """Let go of the files."""
-        self._files.clear()
+        tensor: Tensor = self._open(self._shards[name]).get_tensor(name)
+        return tensor
 
     def _slice(self, name: str) -> Any:
         shard = self._shards[name]

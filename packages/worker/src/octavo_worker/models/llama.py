@@ -11,6 +11,8 @@ from octavo_core.errors import ModelError
 from octavo_core.model_spec import ModelSpec
 from octavo_kernels import (
     AttentionMetadata,
+    Decoder,
+    DecoderLayer,
     fused_add_rms_norm,
     paged_attention,
     rms_norm,
@@ -18,8 +20,11 @@ from octavo_kernels import (
     silu_and_mul,
     write_kv_cache,
 )
+from octavo_worker.layers.embedding import Embedding
 from octavo_worker.layers.linear import Linear
+from octavo_worker.layers.one_call import fits_one_call
 from octavo_worker.layers.rotary import build_cos_sin_cache
+from octavo_worker.layers.weight import Weight, tensor_of
 from octavo_worker.models.model import KVCache, WeightEntry, WeightPart
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -28,6 +33,9 @@ LM_HEAD = "lm_head.weight"
 
 class LlamaForCausalLM:
     """Embedding, decoder layers, final norm and language-model head.
+
+    Where the weights are packed, the layers and the final norm are one call of the CPU
+    kernels; the results are those of the layers one by one, bit for bit.
 
     Args:
         spec: Hyper-parameters.
@@ -39,19 +47,20 @@ class LlamaForCausalLM:
     def __init__(
         self,
         spec: ModelSpec,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Weight],
         max_model_len: int,
         device: torch.device,
     ) -> None:
         self._eps = spec.rms_norm_eps
-        self._embedding = weights[EMBEDDING]  # [vocab_size, hidden_size]
+        self._embedding = Embedding(weights[EMBEDDING])
         self._layers = [
             LlamaDecoderLayer(spec, weights, f"model.layers.{index}")
             for index in range(spec.num_hidden_layers)
         ]
-        self._norm = weights["model.norm.weight"]
+        self._norm = tensor_of(weights, "model.norm.weight")
         self._lm_head = Linear(weights[LM_HEAD])
         self._cos_sin_cache = build_cos_sin_cache(spec, max_model_len, device)
+        self._decoder = self._join_layers(spec) if fits_one_call(spec, weights) else None
 
     @classmethod
     def weight_layout(cls, spec: ModelSpec) -> list[WeightEntry]:
@@ -62,13 +71,14 @@ class LlamaForCausalLM:
         """
         _check_supported(spec)
         embedding_shape = (spec.vocab_size, spec.hidden_size)
-        entries = [_whole(EMBEDDING, *embedding_shape)]
+        embedding = WeightPart(EMBEDDING, embedding_shape)
+        entries = [WeightEntry(EMBEDDING, (embedding,), is_vocabulary=True)]
         for index in range(spec.num_hidden_layers):
             entries += LlamaDecoderLayer.weight_layout(spec, f"model.layers.{index}")
         entries.append(_whole("model.norm.weight", spec.hidden_size))
         head = WeightPart(LM_HEAD, embedding_shape)
         tied_to = EMBEDDING if spec.tie_word_embeddings else None
-        entries.append(WeightEntry(LM_HEAD, (head,), tied_to))
+        entries.append(WeightEntry(LM_HEAD, (head,), tied_to, is_vocabulary=True))
         return entries
 
     def forward(
@@ -89,7 +99,11 @@ class LlamaForCausalLM:
         Returns:
             ``[num_tokens, hidden_size]``, after the final norm.
         """
-        hidden = torch.nn.functional.embedding(input_ids, self._embedding)
+        hidden = self._embedding(input_ids)
+        if self._decoder is not None:
+            return self._decoder.forward(
+                hidden, positions, kv_caches, metadata, self._layers[0].scale
+            )
         residual = torch.zeros_like(hidden)
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             hidden, residual = layer.forward(
@@ -101,15 +115,26 @@ class LlamaForCausalLM:
         """Compute ``[num_rows, vocab_size]`` float32 from ``[num_rows, hidden_size]``."""
         return self._lm_head(hidden_states).float()
 
+    def _join_layers(self, spec: ModelSpec) -> Decoder:
+        return Decoder(
+            [layer.packed() for layer in self._layers],
+            self._norm,
+            spec.num_attention_heads,
+            spec.num_key_value_heads,
+            spec.head_dim,
+            spec.rms_norm_eps,
+            self._cos_sin_cache,
+        )
+
 
 class LlamaDecoderLayer:
     """Self-attention and a gated feed-forward, each behind a norm and added to the residual."""
 
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor], prefix: str) -> None:
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, Weight], prefix: str) -> None:
         self._eps = spec.rms_norm_eps
-        self._input_norm = weights[f"{prefix}.input_layernorm.weight"]
+        self._input_norm = tensor_of(weights, f"{prefix}.input_layernorm.weight")
         self._attention = LlamaAttention(spec, weights, f"{prefix}.self_attn")
-        self._post_attention_norm = weights[f"{prefix}.post_attention_layernorm.weight"]
+        self._post_attention_norm = tensor_of(weights, f"{prefix}.post_attention_layernorm.weight")
         self._mlp = LlamaMLP(weights, f"{prefix}.mlp")
 
     @classmethod
@@ -139,17 +164,36 @@ class LlamaDecoderLayer:
         )
         return self._mlp.forward(hidden), residual
 
+    @property
+    def scale(self) -> float:
+        """Factor of the attention scores."""
+        return self._attention.scale
+
+    def packed(self) -> DecoderLayer:
+        """Return the layer's weights for `Decoder`."""
+        qkv, output = self._attention.qkv_proj, self._attention.o_proj
+        return DecoderLayer(
+            input_norm=self._input_norm,
+            qkv=qkv.parts,
+            qkv_bias=qkv.part_biases,
+            output=output.whole,
+            output_bias=output.bias,
+            ffn_norm=self._post_attention_norm,
+            gate_up=self._mlp.gate_up_proj.parts,
+            down=self._mlp.down_proj.whole,
+        )
+
 
 class LlamaAttention:
     """Grouped-query attention with rotary positions over the paged KV cache."""
 
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, Tensor], prefix: str) -> None:
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, Weight], prefix: str) -> None:
         self._head_dim = spec.head_dim
         q_size, kv_size = _attention_sizes(spec)
         self._split_sizes = [q_size, kv_size, kv_size]
-        self._scale = spec.head_dim**-0.5
-        self._qkv_proj = Linear.of(weights, f"{prefix}.qkv_proj")
-        self._o_proj = Linear.of(weights, f"{prefix}.o_proj")
+        self.scale: float = spec.head_dim**-0.5
+        self.qkv_proj = Linear.of(weights, f"{prefix}.qkv_proj")
+        self.o_proj = Linear.of(weights, f"{prefix}.o_proj")
 
     @classmethod
     def weight_layout(cls, spec: ModelSpec, prefix: str) -> list[WeightEntry]:
@@ -171,20 +215,20 @@ class LlamaAttention:
     ) -> Tensor:
         """Attend; ``[num_tokens, hidden_size]`` in and out."""
         heads = (len(hidden), -1, self._head_dim)
-        qkv = torch.split(self._qkv_proj(hidden), self._split_sizes, dim=-1)
+        qkv = torch.split(self.qkv_proj(hidden), self._split_sizes, dim=-1)
         query, key, value = (part.view(heads) for part in qkv)
         query, key = rotary_embedding(positions, query, key, cos_sin_cache)
         write_kv_cache(key, value, kv_cache.key, kv_cache.value, metadata.slot_mapping)
-        attended = paged_attention(query, kv_cache.key, kv_cache.value, metadata, self._scale)
-        return self._o_proj(attended.flatten(1))
+        attended = paged_attention(query, kv_cache.key, kv_cache.value, metadata, self.scale)
+        return self.o_proj(attended.flatten(1))
 
 
 class LlamaMLP:
     """The gated feed-forward."""
 
-    def __init__(self, weights: Mapping[str, Tensor], prefix: str) -> None:
-        self._gate_up_proj = Linear.of(weights, f"{prefix}.gate_up_proj")
-        self._down_proj = Linear.of(weights, f"{prefix}.down_proj")
+    def __init__(self, weights: Mapping[str, Weight], prefix: str) -> None:
+        self.gate_up_proj = Linear.of(weights, f"{prefix}.gate_up_proj")
+        self.down_proj = Linear.of(weights, f"{prefix}.down_proj")
 
     @classmethod
     def weight_layout(cls, spec: ModelSpec, prefix: str) -> list[WeightEntry]:
@@ -198,7 +242,7 @@ class LlamaMLP:
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute; ``[num_tokens, hidden_size]`` in and out."""
-        return self._down_proj(silu_and_mul(self._gate_up_proj(hidden)))
+        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
 
 
 def _attention_sizes(spec: ModelSpec) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo_core.model_spec import ModelSpec
 from octavo_kernels import AttentionMetadata
+from octavo_worker.layers.weight import Weight
 
 
 class KVCache(NamedTuple):
@@ -34,11 +35,13 @@ class WeightEntry(NamedTuple):
         parts: Tensors of the checkpoint that make it up, concatenated along the first
             dimension.
         tied_to: Name of an earlier entry that stands in if the checkpoint has none.
+        is_vocabulary: Whether its rows are the tokens of the vocabulary.
     """
 
     name: str
     parts: tuple[WeightPart, ...]
     tied_to: str | None = None
+    is_vocabulary: bool = False
 
 
 class Model(Protocol):
@@ -47,7 +50,7 @@ class Model(Protocol):
     def __init__(
         self,
         spec: ModelSpec,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Weight],
         max_model_len: int,
         device: torch.device,
     ) -> None: ...

@@ -1,0 +1,27 @@
+"""Whether all layers of a model can be one call of the CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octavo_core.model_spec import ModelSpec
+from octavo_kernels.dispatch import reference_forced
+from octavo_worker.layers.weight import Weight
+
+
+def fits_one_call(spec: ModelSpec, weights: Mapping[str, Weight]) -> bool:
+    """Whether `octavo_kernels.Decoder` takes a Llama-like model.
+
+    Without it, the layers run one operation after the other: what it does not have are
+    biases of the feed-forward, and sizes that do not fill its vectors. With
+    ``OCTAVO_KERNELS=reference`` each operation is its torch twin.
+    """
+    if reference_forced() or not any(isinstance(weight, tuple) for weight in weights.values()):
+        return False
+    sizes_fit = not (
+        spec.head_dim % 16  # halves of rotated heads are vectors of 8
+        or spec.hidden_size % 32
+        or spec.intermediate_size % 32
+        or spec.num_attention_heads * spec.head_dim % 32
+    )
+    return sizes_fit and not spec.mlp_bias
