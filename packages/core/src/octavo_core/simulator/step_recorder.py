@@ -35,6 +35,11 @@ class RecordingExecutor:
         return self._executor.dtype
 
     @property
+    def kv_cache_dtype(self) -> str:
+        """Type of K and V in the cache."""
+        return self._executor.kv_cache_dtype
+
+    @property
     def device_memory(self) -> int | None:
         """Total memory of the device."""
         return self._executor.device_memory
@@ -56,9 +61,9 @@ class RecordingExecutor:
         """Allocate the KV cache and the host tier."""
         self._executor.initialize_kv_cache(num_blocks, num_host_blocks)
 
-    def warm_up(self) -> None:
+    def warm_up(self, on_progress: ProgressCallback) -> None:
         """Do once what would make the first requests slow."""
-        self._executor.warm_up()
+        self._executor.warm_up(on_progress)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Start a step, and remember it."""
