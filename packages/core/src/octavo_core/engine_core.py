@@ -18,7 +18,13 @@ from octavo_core.model_spec import ModelSpec
 from octavo_core.policies import load_policy
 from octavo_core.scheduler import Scheduler, failure
 from octavo_core.scheduler_output import ModelRunnerOutput
-from octavo_core.wire import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Ready
+from octavo_core.wire import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Ready,
+    SchedulerStats,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +46,6 @@ class EngineCore:
         self._executor = executor
         self._scheduler: Scheduler | None = None
         self._refusals: list[EngineCoreOutput] = []
-        self._is_load_untold = False  # requests have ended since the last step's stats
         # Steps in flight, the oldest first.
         self._batch_queue: deque[Future[ModelRunnerOutput]] = deque()
         self._batch_queue_size = 1
@@ -117,12 +122,8 @@ class EngineCore:
             self._refusals.append(failure(request.request_id, error))
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
-        """End requests in any state, without an output. Unknown ids are ignored.
-
-        The next `step` tells the load without them, even if nobody is left.
-        """
+        """End requests in any state, without an output. Unknown ids are ignored."""
         self.scheduler.abort_requests(request_ids)
-        self._is_load_untold = True
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached blocks, on the device and on the host."""
@@ -133,12 +134,12 @@ class EngineCore:
         return self.scheduler.blocks.take_events()
 
     def has_unfinished_requests(self) -> bool:
-        """True if `step` has something to do or to tell."""
-        return (
-            bool(self._refusals or self._batch_queue)
-            or self._is_load_untold
-            or self.scheduler.has_unfinished_requests()
-        )
+        """True if `step` has something to do."""
+        return bool(self._refusals or self._batch_queue) or self.scheduler.has_unfinished_requests()
+
+    def stats(self) -> SchedulerStats:
+        """Return the load as it is now, which `step` tells too."""
+        return self.scheduler.stats()
 
     def check_health(self) -> None:
         """Look after the workers, which nobody else does while there is nothing to compute.
@@ -159,12 +160,11 @@ class EngineCore:
             EngineDeadError: The workers are gone; nothing can be computed any more.
         """
         outputs, self._refusals = self._refusals, []
-        self._is_load_untold = False
         outputs = outputs + self.scheduler.expire(time.time())
         self._fill_batch_queue()
         if self._batch_queue:
             outputs += self._complete_oldest_step()
-        return EngineCoreOutputs(outputs, self.scheduler.stats())
+        return EngineCoreOutputs(outputs, self.stats())
 
     def shutdown(self) -> None:
         """End the workers. Safe to call twice."""

@@ -56,6 +56,7 @@ class Engine(Protocol):
     def reset_prefix_cache(self) -> None: ...
     def take_kv_events(self) -> list[KVEvent]: ...
     def step(self) -> wire.EngineCoreOutputs: ...
+    def stats(self) -> wire.SchedulerStats: ...
     def shutdown(self) -> None: ...
 
 
@@ -204,6 +205,8 @@ def _handle(engine: Engine, link: FrontLink, message: wire.ToEngine) -> None:
             engine.add_request(request)
         case wire.AbortRequests(request_ids):
             engine.abort_requests(request_ids)
+            if not engine.has_unfinished_requests():  # then no step tells the load
+                link.send(wire.EngineCoreOutputs([], engine.stats()))
         case wire.UtilityCall(call_id, "reset_prefix_cache", []):
             engine.reset_prefix_cache()
             link.send(wire.UtilityResult(call_id))
