@@ -20,6 +20,7 @@ from octavo_core.memory_planner import (
     plan_memory,
 )
 from octavo_core.plan_command import PlanSource, read_plan_source
+from octavo_core.plan_report import why_not
 from octavo_core.quantization import QUANTIZATIONS
 from octavo_core.simulator.cost_model import CostModel, read_cost_model
 from octavo_core.simulator.model_work import model_work
@@ -170,6 +171,8 @@ def _estimate(source: PlanSource, plan: MemoryPlan, device: DeviceSpec) -> CostM
 
 
 def _does_not_fit(plan: MemoryPlan) -> ConfigError:
+    if not plan.has_kv_cache_memory:
+        return ConfigError(why_not(plan), field="kv_cache_memory")
     return ConfigError(
         f"one request of max_model_len={plan.kv_cache.max_model_len} does not fit on "
         f"{plan.settings.device}: {format_bytes(max(plan.available_bytes, 0))} are left for the "
