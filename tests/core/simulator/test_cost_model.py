@@ -148,6 +148,8 @@ def test_a_file_reads_back_and_a_bad_one_is_named(tmp_path: Path) -> None:
         ("{", "truncated"),
         ("{}", "step_seconds"),
         ('{"step_seconds": -1}', "step_seconds is -1"),
+        ('{"step_seconds": 1e308}', r"step_seconds is 1e\+308; .* at most 1e\+06"),
+        ('{"step_seconds": 1, "token_seconds": [1e308]}', "token_seconds is 1e.308"),
         ('{"step_seconds": 0}', "no time"),
         ('{"step_seconds": 1, "token_knots": [0, 1]}', "equally many"),
         ('{"step_seconds": 1, "token_knots": [1]}', "must start with 0"),

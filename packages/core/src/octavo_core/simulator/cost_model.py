@@ -96,11 +96,14 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
                 f"token_knots is {list(self.token_knots)}; it must start with 0 and grow.",
                 field="token_knots",
             )
-        for name, value in zip(
-            _COEFFICIENTS, (*self.coefficients(), min(self.token_seconds)), strict=True
-        ):
-            if not 0 <= value < float("inf"):
-                raise ConfigError(f"{name} is {value}; it must be at least 0.", field=name)
+        named = list(zip(_COEFFICIENTS, self.coefficients(), strict=True))
+        named += [("token_seconds", value) for value in self.token_seconds]
+        for name, value in named:
+            if not 0 <= value <= _MAX_SECONDS:
+                raise ConfigError(
+                    f"{name} is {value:g}; it must be at least 0 and at most {_MAX_SECONDS:g}.",
+                    field=name,
+                )
         if self.seconds(StepLoad(1, 1, 1, 1, 0)) <= 0:
             raise ConfigError(
                 "the cost model makes a step of one token take no time.", field="step_seconds"
@@ -143,8 +146,9 @@ _COEFFICIENTS = (
     "context_seconds",
     "pair_seconds",
     "swap_seconds",
-    "token_seconds",
 )
+# 11 days; sums of many more would leave the range of a clock.
+_MAX_SECONDS = 1e6
 
 
 def read_cost_model(path: str | Path) -> CostModel:
