@@ -11,8 +11,8 @@ from octavo_core.model_spec import read_model_spec
 from octavo_kernels import unpack_weight
 from octavo_worker.device import resolve_kv_cache_dtype, resolve_weight_form
 from octavo_worker.loading import WeightForm, load_weights
-from octavo_worker.models import KVCache, resolve_model_class
 from octavo_worker.model_runner import ModelRunner
+from octavo_worker.models import KVCache, resolve_model_class
 
 CPU = torch.device("cpu")
 # Sizes that fill the kernels' vectors, so that all layers are one call.
@@ -31,7 +31,9 @@ def _load(path, quantization="auto", dense_dtype=None):
 def _num_bytes(weights):
     kept = {id(weight): weight for weight in weights.values()}.values()
     return sum(
-        weight.nbytes if isinstance(weight, torch.Tensor) else sum(part.num_bytes for part in weight)
+        weight.nbytes
+        if isinstance(weight, torch.Tensor)
+        else sum(part.num_bytes for part in weight)
         for weight in kept
     )
 
@@ -135,9 +137,11 @@ def test_the_twins_give_the_same_logits(folder, monkeypatch):
     assert model._decoder is None
     # 3e-7 here; one activation that rounds the other way elsewhere would make it about 1e-3.
     assert float((found - twins).std() / twins.std()) < ROUNDING / 10
+
+
 def test_sizes_that_have_no_blocks_are_refused_by_name(make_llama, tmp_path):
     make_llama(hidden_size=60).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="multiples of 32.*has 60; use --quantization auto"):
+    with pytest.raises(ConfigError, match=r"multiples of 32.*has 60; use --quantization auto"):
         _load(tmp_path, "q8_0")
 
 
@@ -199,7 +203,7 @@ def test_the_starter_model_takes_the_memory_of_its_file(starter_path):
 
 def test_quantizing_is_for_cpus():
     config = resolve_config({"quantization": "q8_0"})
-    with pytest.raises(ConfigError, match="quantization is q8_0.*for a CPU only"):
+    with pytest.raises(ConfigError, match=r"quantization is q8_0.*for a CPU only"):
         resolve_weight_form(config, torch.device("cuda", 0), torch.bfloat16)
     assert not resolve_weight_form(resolve_config(), torch.device("cuda", 0), torch.half).is_packed
 
