@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.dispatch import use_cpu, use_triton
 
-_rms_norm = Kernel("norms.rms_norm", "qqqqqqdq")
+rms_norm_rows = Kernel("norms.rms_norm", "qqqqqqdq")
 
 # Numbers below which waking the other threads costs more than they bring.
 _ALONE = 1 << 15
@@ -41,7 +41,7 @@ def normalize(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) ->
     rows = x if x.stride(-1) == 1 else x.contiguous()
     wide = weight.float().contiguous()
     out = torch.empty(x.shape)
-    run = _rms_norm.alone if x.numel() <= _ALONE else _rms_norm
+    run = rms_norm_rows.alone if x.numel() <= _ALONE else rms_norm_rows
     run(
         rows.data_ptr(),
         4 * rows.stride(0),
