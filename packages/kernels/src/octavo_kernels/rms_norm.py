@@ -20,12 +20,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Computed in float32 and rounded to the type of `x` once, at the end.
 
     Args:
-        x: ``[num_tokens, hidden_size]``.
+        x: ``[..., hidden_size]``: a row for each token, or for each head of each token.
         weight: ``[hidden_size]``.
         eps: Added to the mean square.
 
     Returns:
-        ``[num_tokens, hidden_size]``, of the type of `x`.
+        Of the shape and type of `x`.
     """
     if use_triton(x):
         from octavo_kernels import triton
@@ -33,7 +33,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return triton.rms_norm(x, weight, eps)
     if x.dtype != torch.float32 or not use_cpu(x, weight):
         return rms_norm_reference(x, weight, eps)
-    return normalize(x, None, weight, eps)
+    rows = x.reshape(-1, x.shape[-1])
+    return normalize(rows, None, weight, eps).view(x.shape)
 
 
 def normalize(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:

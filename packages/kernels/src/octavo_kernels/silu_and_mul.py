@@ -27,7 +27,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
         from octavo_kernels import triton
 
         return triton.silu_and_mul(x)
-    if x.dtype != torch.float32 or not use_cpu(x):
+    if x.dim() != 2 or x.dtype != torch.float32 or not use_cpu(x):
         return silu_and_mul_reference(x)
     return activate_and_mul(x, SILU)
 
