@@ -87,6 +87,29 @@ def _assert_less_is_not_enough(spec: ModelSpec, wanted: PlanSettings, entry: Fit
     assert not plan_memory(spec, changed).fits, (wanted, entry)
 
 
+def test_more_kv_cache_than_there_is_becomes_all_there_is() -> None:
+    wanted = settings(24, kv_cache_memory=100 * GIB)
+    plan = plan_memory(LLAMA, wanted)
+    assert not plan.fits
+    entry = advice(LLAMA, wanted)["kv_cache_memory"]
+    block_bytes = plan.kv_cache.block_bytes
+    assert plan.left_bytes - block_bytes < int(entry.value) <= plan.left_bytes
+    stages = settings(24, kv_cache_memory=100 * GIB, pipeline_parallel_size=2)
+    value = advice(LLAMA, stages)["kv_cache_memory"].value
+    assert plan_memory(LLAMA, msgspec.structs.replace(stages, kv_cache_memory=value)).fits
+    assert "kv_cache_memory" not in advice(LLAMA, settings(16, kv_cache_memory=100 * GIB))
+
+
+def test_requests_and_stages_are_tried_where_nothing_else_helps() -> None:
+    # Logits of 200,000 requests take 191 GiB.
+    assert advice(LLAMA, settings(80, max_num_seqs=200_000))["max_num_seqs"].value == 50_000
+    # 31 heads can't be split in two.
+    odd = {**LLAMA_3_8B, "num_attention_heads": 31, "num_key_value_heads": 31}
+    small = settings(5, quantization="int4", max_num_batched_tokens=256, max_model_len=64)
+    (entry,) = advise(spec_from_config(odd), small)
+    assert (entry.setting, entry.value) == ("pipeline_parallel_size", 2)
+
+
 def test_weights_that_are_too_large_need_fewer_bytes_or_more_devices() -> None:
     found = advice(LLAMA, settings(12))
     assert set(found) == {"quantization", "tensor_parallel_size"}
@@ -165,8 +188,10 @@ def test_any_model_can_be_planned_and_its_advice_holds(
     wanted = settings(0, device_memory=memory, max_num_seqs=1, **changes)
     plan = plan_memory(spec, wanted)
     cache = plan.kv_cache
-    assert plan.fits == (cache.blocks_per_request <= cache.num_blocks)
-    assert plan.fits == (cache.max_concurrency >= 1)
+    asked = wanted.kv_cache_memory
+    has_room = asked is None or asked <= plan.left_bytes
+    assert plan.fits == (has_room and cache.blocks_per_request <= cache.num_blocks)
+    assert plan.fits == (has_room and cache.max_concurrency >= 1)
     assert cache.num_blocks * cache.block_bytes <= max(plan.available_bytes, 0)
     for entry in advise(spec, wanted):
         changed = msgspec.structs.replace(wanted, **{entry.setting: entry.value})

@@ -234,6 +234,10 @@ def test_the_rule_of_a_cpu() -> None:
 def test_the_memory_of_the_kv_cache_may_be_given() -> None:
     assert plan(LLAMA, kv_cache_memory=GIB).kv_cache_bytes == GIB
     assert plan(LLAMA, 16, kv_cache_memory=GIB).kv_cache_bytes == 0  # it is not there
+    for asked in (GIB, 100 * GIB):
+        for stages in (1, 2):
+            given = {"kv_cache_memory": asked, "pipeline_parallel_size": stages}
+            assert plan(LLAMA, 24, **given).fits == (asked == GIB)
 
 
 def test_a_model_without_kv_cache_is_refused() -> None:

@@ -95,7 +95,15 @@ def test_no_kv_heads_means_as_many_as_heads() -> None:
         ({"vocab_size": "many"}, "vocab_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_key_value_heads": 5}, "num_key_value_heads"),
-        ({"architectures": None}, "architecture"),
+        ({"architectures": None}, "architectures is missing"),
+        ({"architectures": 5}, "architectures is 5; it must be a list"),
+        ({"architectures": [5]}, r"architectures is \[5\]; it must be a list"),
+        ({"layer_types": "foo"}, 'layer_types is "foo"; it must be a list'),
+        ({"rope_scaling": "linear"}, 'rope_scaling is "linear"; it must be an object'),
+        ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; it must be an object"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0; it must be positive"),
+        ({"full_attention_interval": 0}, "full_attention_interval is 0"),
+        ({"quantization_config": "x"}, "quantization_config is 'x'; it must be an object"),
         ({"num_local_experts": 8, "moe_intermediate_size": -1}, "moe_intermediate_size"),
         ({"num_local_experts": 8, "n_shared_experts": -9}, "shared_expert_intermediate_size"),
         ({"quantization_config": {"quant_method": "gptq", "bits": -100}}, "bits=-100"),
@@ -290,6 +298,15 @@ def test_layers_that_keep_nothing() -> None:
     assert shared.kv_bytes_per_token(2) == 131072 * 3 // 4
     with pytest.raises(ModelError, match="layer_types names 2 layers"):
         spec_from_config({**LLAMA_3_8B, "layer_types": ["full_attention"] * 2})
+
+
+@pytest.mark.parametrize("entries", [{}, {"full_attention_interval": 4}])
+def test_linear_layers_by_their_interval(entries: dict[str, int]) -> None:
+    spec = spec_from_config({**LLAMA_3_8B, "model_type": "qwen3_next", **entries})
+    assert spec.kv_cache_groups() == (KVCacheGroup(tuple(range(3, 32, 4))),)
+    assert spec.kv_bytes_per_token(2) == 131072 // 4
+    other = spec_from_config({**LLAMA_3_8B, "full_attention_interval": 2})
+    assert other.kv_bytes_per_token(2) == 131072 // 2
 
 
 def test_which_layers_are_mixtures() -> None:

@@ -168,6 +168,76 @@ def test_notes_say_what_is_not_counted(tmp_path: Path, capsys: pytest.CaptureFix
     assert "keep no K and V" in notes(num_kv_shared_layers=3)
 
 
+def test_guesses_are_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def notes(config: dict[str, Any], **changes: Any) -> str:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({**config, **changes}))
+        return " ".join(plan(capsys, path, "--device", "h100-80g")[1]["notes"])
+
+    for name, published in PUBLISHED.items():
+        found = notes(published.config)
+        assert "guess" not in found, name
+        assert "encodes" not in found, name
+    bert = {"architectures": ["BertModel"], "model_type": "bert"}
+    found = notes(LLAMA_3_8B, **bert)
+    assert "How bert models are built is not known here: weights, activations and KV" in found
+    assert "BertModel does not look like a model that writes text" in found
+    assert main(["plan", str(tmp_path / "config.json"), "--device", "h100-80g"]) == 0
+    assert "Note: How bert models" in capsys.readouterr().out
+    novel = notes(LLAMA_3_8B, architectures=["NovelForCausalLM"], model_type="")
+    assert "How NovelForCausalLM models are built" in novel
+    assert "encodes" not in novel
+    assert notes(LLAMA_3_8B, model_type="") == ""
+    found = notes(LLAMA_3_8B, architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next")
+    assert "How qwen3_next models are built" in found
+    assert "keep no K and V" in found
+
+
+def test_guesses_about_a_gguf_file_are_notes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = {
+        **llama_metadata(**{"general.architecture": "bert"}),
+        "llama.attention.causal": False,
+    }
+    metadata = {key.replace("llama.", "bert."): value for key, value in entries.items()}
+    tensors = {"token_embd.weight": ((100, 32), 2, bytes(1800))}
+    path = write_gguf(tmp_path / "m.gguf", metadata, tensors)
+    notes = " ".join(plan(capsys, path, "--device", "l4")[1]["notes"])
+    assert "How bert models are built is not known here: activations and KV cache" in notes
+    assert "bert does not look like a model that writes text" in notes
+
+
+def test_a_kv_cache_that_is_not_there_does_not_fit(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = [folder, "--device-memory", "24GiB"]
+    code, content = plan(capsys, *device, "--kv-cache-memory", "100GiB")
+    assert (code, content["fits"]) == (1, False)
+    for words in ("--kv-cache-memory asks for 100.00 GiB", "6.80 GiB are left", "22.08 GiB to use"):
+        assert words in content["reason"]
+    (flag,) = [e["flag"] for e in content["advice"] if e["setting"] == "kv_cache_memory"]
+    assert plan(capsys, *device, *flag.split())[0] == 0
+
+
+def test_shares_are_of_the_device(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(folder), "--device-memory", "10GiB"]) == 1
+    text = capsys.readouterr().out
+    assert "] 153% of the device" in text
+    assert re.search(r"weights .* 150%  estimated", text)
+    assert main(["plan", str(folder), "--device-memory", "80GiB"]) == 0
+    assert "of the device" not in capsys.readouterr().out
+
+
+def test_what_a_measured_sum_leaves_open_is_not_denied(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = ["--device-memory", "10GiB", "--non-kv-memory", "12GiB"]
+    assert main(["plan", str(folder), *device]) == 1
+    text = capsys.readouterr().out
+    assert "No single setting is known to change that: how much of --non-kv-memory" in text
+
+
 def test_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = {"token_embd.weight": ((100, 32), 2, bytes(1800))}
     path = write_gguf(tmp_path / "m.gguf", llama_metadata(), tensors)

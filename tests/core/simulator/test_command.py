@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,45 @@ def test_settings_are_flags_and_variables(
     results = report(capsys, *shared, "--sweep", "enable_prefix_caching=true,false")
     rates = [item["report"]["prefix_cache_hit_rate"] for item in results]
     assert rates[0] > rates[1] == 0
+
+
+def test_the_type_of_k_and_v_makes_blocks_larger_or_smaller(
+    llama: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def num_blocks(*flags: str) -> int:
+        shape = ("simulate", "--generate", "2", "--model", llama, "--device", "h100-80g")
+        assert main([*shape, *flags]) == 0
+        return int(re.findall(r"([\d,]+) blocks", capsys.readouterr().out)[0].replace(",", ""))
+
+    plain = num_blocks()
+    assert num_blocks("--kv-cache-dtype", "fp8") in (2 * plain, 2 * plain + 1)
+    assert num_blocks("--kv-cache-dtype", "float32") == plain // 2
+    monkeypatch.setenv("OCTAVO_KV_CACHE_DTYPE", "float32")
+    assert num_blocks() == plain // 2
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"time": 0, "prompt_tokens": 10**11, "output_tokens": 2}, "at most 10000000"),
+        ({"time": 1e308, "prompt_tokens": 5, "output_tokens": 2}, "at most 1e+10 seconds"),
+        ({"time": 0, "prompt_tokens": 5, "output_token": 2}, "did you mean output_tokens?"),
+    ],
+)
+def test_a_line_that_can_not_be_replayed_is_one_line_of_error(
+    cost_model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    line: dict[str, Any],
+    words: str,
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(msgspec.json.encode(line))
+    device = ("--cost-model", cost_model, "--num-gpu-blocks-override", "200")
+    assert main(["simulate", str(path), *device]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert "trace.jsonl, line 1: " in message
+    assert words in message
 
 
 def test_replicas_and_routers_can_be_swept(

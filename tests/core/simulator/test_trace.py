@@ -35,6 +35,28 @@ from support.simulations import arrival
         ),
         ('{"time": 1, "prompt_tokens": 5, "output_tokens": 1, "prefix_tokens": 2}', "prefix_group"),
         ('{"time": 0.5, "prompt_tokens": 5, "output_tokens": 1}', "before the line above"),
+        ('{"time": 1e308, "prompt_tokens": 5, "output_tokens": 1}', "at most 1e+10 seconds"),
+        (
+            '{"time": 1, "prompt_tokens": 100000000000, "output_tokens": 2}',
+            "prompt_tokens is 100000000000; it must be at most 10000000",
+        ),
+        (
+            '{"time": 1, "prompt_tokens": 5, "output_tokens": 100000000000}',
+            "output_tokens is 100000000000; it must be at most 10000000",
+        ),
+        (
+            '{"time": 1, "prompt_tokens": 100000000000, "output_tokens": 2, '
+            '"prefix_tokens": 99999999999, "prefix_group": "a"}',
+            "at most 10000000",
+        ),
+        (
+            '{"time": 1, "prompt_tokens": 5, "output_token": 2}',
+            "no field 'output_token'; did you mean output_tokens?",
+        ),
+        (
+            '{"time": 1, "prompt_tokens": 5, "output_tokens": 2, "zzz": 1}',
+            "no field 'zzz'; known are time, output_tokens",
+        ),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
@@ -84,6 +106,13 @@ def test_a_shape_that_can_not_be_is_refused() -> None:
         TraceShape(num_requests=1, rate=0)
     with pytest.raises(ConfigError, match="prompt_tokens is 0"):
         TraceShape(num_requests=1, rate=1, prompt_tokens=0)
+
+
+def test_a_drawn_trace_can_be_read_back_or_is_refused() -> None:
+    with pytest.raises(ConfigError, match="shared_prefix is 10000000"):
+        TraceShape(num_requests=1, rate=1, shared_prefix=10_000_000)
+    with pytest.raises(ConfigError, match="rate is 1e-300"):
+        list(generate_trace(TraceShape(num_requests=2, rate=1e-300)))
 
 
 def test_prompts_share_exactly_what_their_group_shares() -> None:

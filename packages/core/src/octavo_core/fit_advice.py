@@ -17,7 +17,7 @@ from octavo_core.quantization import QUANTIZATIONS
 
 # Tried in this order: what loses least first. 8-bit floats need no calibration.
 _WEIGHT_TYPES = ("fp8", "int4")
-_MAX_TENSOR_PARALLEL = 64
+_MAX_DEVICES = 64
 
 
 class FitAdvice(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +64,16 @@ def advise(
         ("max_num_batched_tokens", _token_budgets(plan)),
         ("tensor_parallel_size", _tensor_parallel_sizes(spec, settings)),
     )
-    found = (_first_that_fits(spec, settings, gguf, name, values) for name, values in tries)
-    return [advice for advice in found if advice is not None]
+    last_resorts = (
+        ("max_num_seqs", _halves(settings.max_num_seqs, 1)),
+        ("pipeline_parallel_size", _pipeline_parallel_sizes(spec, settings)),
+    )
+    for group in (tries, last_resorts):
+        found = (_first_that_fits(spec, settings, gguf, name, values) for name, values in group)
+        advice = [entry for entry in found if entry is not None]
+        if advice:
+            break
+    return advice
 
 
 def _first_that_fits(
@@ -104,9 +112,16 @@ def _utilizations(plan: MemoryPlan) -> Iterator[float]:
 
 
 def _kv_cache_memories(plan: MemoryPlan) -> Iterator[int]:
-    """Ask for as much as one request needs, where less was asked for or is the CPU's default."""
-    if plan.settings.is_host or plan.settings.kv_cache_memory is not None:
-        yield plan.kv_cache.blocks_per_request * plan.kv_cache.block_bytes
+    """Ask for as much as one request needs, where less was asked for or is the CPU's default;
+    for as much as there is, where more was.
+    """
+    block_bytes = plan.kv_cache.block_bytes
+    if not plan.has_kv_cache_memory:
+        blocks = plan.left_bytes // block_bytes
+        if blocks > 0:
+            yield blocks * block_bytes
+    elif plan.settings.is_host or plan.settings.kv_cache_memory is not None:
+        yield plan.kv_cache.blocks_per_request * block_bytes
 
 
 def _quantizations(spec: ModelSpec, plan: MemoryPlan) -> Iterator[str]:
@@ -121,17 +136,31 @@ def _quantizations(spec: ModelSpec, plan: MemoryPlan) -> Iterator[str]:
 
 
 def _token_budgets(plan: MemoryPlan) -> Iterator[int]:
-    budget = plan.settings.max_num_batched_tokens // 2
-    while budget >= 256:
-        yield budget
-        budget //= 2
+    return _halves(plan.settings.max_num_batched_tokens, 256)
+
+
+def _halves(value: int, least: int) -> Iterator[int]:
+    value //= 2
+    while value >= least:
+        yield value
+        value //= 2
 
 
 def _tensor_parallel_sizes(spec: ModelSpec, settings: PlanSettings) -> Iterator[int]:
     if settings.is_host:
         return
     size = 2
-    while size <= _MAX_TENSOR_PARALLEL:
+    while size <= _MAX_DEVICES:
         if size > settings.tensor_parallel_size and spec.num_attention_heads % size == 0:
+            yield size
+        size *= 2
+
+
+def _pipeline_parallel_sizes(spec: ModelSpec, settings: PlanSettings) -> Iterator[int]:
+    if settings.is_host:
+        return
+    size = 2
+    while size <= min(_MAX_DEVICES, spec.num_hidden_layers):
+        if size > settings.pipeline_parallel_size:
             yield size
         size *= 2

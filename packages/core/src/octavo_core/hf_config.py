@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from octavo_core.errors import ModelError
 from octavo_core.model_family import MAX_LAYERS, family_of
 from octavo_core.quantization import quantization_from_config
@@ -30,6 +32,8 @@ _ALIASES = {
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
     "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "moe_top_k"),
 }
+
+_MAX_SHOWN = 60  # characters of a wrong entry in an error
 
 _COPIED = (
     "num_hidden_layers",
@@ -78,12 +82,14 @@ def fields_from_config(
         generation_config: Contents of generation_config.json.
 
     Raises:
-        ModelError: ``layer_types`` does not name each layer.
+        ModelError: An entry has a wrong type, or ``layer_types`` does not name each layer.
     """
     flat = _flatten(config)
     get = _reader(flat)
     fields: dict[str, Any] = {name: get(name) for name in _COPIED}
-    architectures = config.get("architectures") or flat.get("architectures") or [None]
+    architectures = config.get("architectures") or flat.get("architectures")
+    if not isinstance(architectures, list) or not isinstance(_first(architectures), str):
+        raise _wrong_type("architectures", architectures, "a list with the name of a class")
     rope, rope_theta = _rope(flat)
     eos = generation_config.get("eos_token_id", flat.get("eos_token_id"))
     fields |= {
@@ -156,7 +162,9 @@ def _reader(flat: Mapping[str, Any]) -> Any:
 
 def _heads(get: Any) -> dict[str, Any]:
     num_heads, width = get("num_attention_heads"), get("hidden_size")
-    num_kv_heads = get("num_key_value_heads") or num_heads
+    num_kv_heads = get("num_key_value_heads")
+    if num_kv_heads is None:
+        num_kv_heads = num_heads
     if get("multi_query") is True and not get("new_decoder_architecture"):
         num_kv_heads = 1
     head_dim = get("head_dim")
@@ -168,7 +176,11 @@ def _heads(get: Any) -> dict[str, Any]:
 
 
 def _rope(flat: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    rope = dict(flat.get("rope_parameters") or flat.get("rope_scaling") or {})
+    name = "rope_parameters" if flat.get("rope_parameters") else "rope_scaling"
+    given = flat.get(name) or {}
+    if not isinstance(given, Mapping):
+        raise _wrong_type(name, given, "an object with a rope_type")
+    rope = dict(given)
     # Gemma 3 in the new spelling has one entry for each kind of layer.
     if isinstance(rope.get("full_attention"), Mapping):
         rope = dict(rope["full_attention"])
@@ -244,13 +256,20 @@ def _layer_kinds(
 ) -> tuple[str, ...] | None:
     types = flat.get("layer_types") or flat.get("layers_block_type")
     if types:
-        if not isinstance(types, list) or len(types) != num_layers:
+        if not isinstance(types, list):
+            raise _wrong_type("layer_types", types, "a list with the kind of each layer")
+        if len(types) != num_layers:
             raise ModelError(
                 f"config.json: layer_types names {len(types)} layers, but num_hidden_layers is "
                 f"{num_layers}.",
                 field="layer_types",
             )
         return tuple(_LAYER_KINDS.get(kind, "full") for kind in types)
+    interval = flat.get("full_attention_interval")
+    if interval is not None:  # the layers between have linear attention
+        if not isinstance(interval, int) or interval < 1:
+            raise _wrong_type("full_attention_interval", interval, "a positive whole number")
+        return tuple("none" if (i + 1) % interval else "full" for i in range(num_layers))
     family = family_of(str(flat.get("model_type")))
     pattern = flat.get("sliding_window_pattern") or family.sliding_pattern
     if has_window and isinstance(pattern, int) and pattern > 0:
@@ -259,6 +278,13 @@ def _layer_kinds(
     if has_window and flat.get("use_sliding_window") and isinstance(first, int):
         return tuple("sliding" if index >= first else "full" for index in range(num_layers))
     return ("full",) * num_layers if flat.get("num_kv_shared_layers") else None
+
+
+def _wrong_type(name: str, value: Any, wanted: str) -> ModelError:
+    given = "missing" if value is None else msgspec.json.encode(value).decode()
+    if len(given) > _MAX_SHOWN:
+        given = given[:_MAX_SHOWN] + "…"
+    return ModelError(f"config.json: {name} is {given}; it must be {wanted}.", field=name)
 
 
 def _first(value: Any) -> Any:

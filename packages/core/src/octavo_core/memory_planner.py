@@ -273,7 +273,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         activation_bytes: Peak of a full step.
         activation_source: ``estimated``, or ``given`` as what is not weights of
             ``non_kv_memory``.
-        available_bytes: What is left for the KV cache; negative if weights don't fit.
+        left_bytes: What weights and activations leave of the usable bytes; negative if they
+            don't fit. The least of all stages.
+        available_bytes: What of that is for the KV cache; negative if weights don't fit.
         kv_cache: Blocks and what they hold.
     """
 
@@ -287,13 +289,20 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     weights_source: str
     activation_bytes: int
     activation_source: str
+    left_bytes: int
     available_bytes: int
     kv_cache: KVCachePlan
 
     @property
     def fits(self) -> bool:
-        """True if one request of ``max_model_len`` can be served."""
-        return self.kv_cache.fits
+        """True if one request of ``max_model_len`` can be served, with what was asked for."""
+        return self.kv_cache.fits and self.has_kv_cache_memory
+
+    @property
+    def has_kv_cache_memory(self) -> bool:
+        """False if ``kv_cache_memory`` asks for more than is left."""
+        asked = self.settings.kv_cache_memory
+        return asked is None or asked <= self.left_bytes
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -336,6 +345,9 @@ def plan_memory(
         raise _no_kv_cache(spec)
     # Block tables are the same everywhere, so the stage with the fewest blocks decides.
     fullest = min(stages, key=lambda stage: (stage.num_blocks, stage.available_bytes))
+    least = min(stages, key=lambda stage: stage.left_bytes)
+    if settings.kv_cache_memory is not None and settings.kv_cache_memory > least.left_bytes:
+        fullest = least
     kv_cache = KVCachePlan(
         layout=fullest.layout,
         num_blocks=fullest.num_blocks,
@@ -356,6 +368,7 @@ def plan_memory(
         weights_source=weights.source,
         activation_bytes=fullest.activation_bytes,
         activation_source="estimated" if settings.non_kv_memory is None else "given",
+        left_bytes=least.left_bytes,
         available_bytes=fullest.available_bytes,
         kv_cache=kv_cache,
     )
@@ -381,6 +394,7 @@ class _Stage(msgspec.Struct, frozen=True, kw_only=True):
     usable_bytes: int
     weights_bytes: int
     activation_bytes: int
+    left_bytes: int
     available_bytes: int
 
     @property
@@ -410,8 +424,9 @@ def _plan_stage(
     usable = settings.device_memory
     if not settings.is_host:
         usable = math.ceil(settings.device_memory * settings.gpu_memory_utilization)
-    available = usable - weights_bytes - activations
+    left_bytes = available = usable - weights_bytes - activations
     if settings.kv_cache_memory is not None:
+        # More than is left is no plan that fits; these are then the figures of what is there.
         available = min(available, settings.kv_cache_memory)
     elif settings.is_host:
         left = settings.device_memory - weights_bytes
@@ -427,6 +442,7 @@ def _plan_stage(
         usable_bytes=usable,
         weights_bytes=weights_bytes,
         activation_bytes=activations,
+        left_bytes=left_bytes,
         available_bytes=available,
     )
 

@@ -2,7 +2,7 @@
 
 Files state sizes; that Qwen2 has biases on q, k and v, or that every other layer of Gemma 2
 has a window, stands only in the family's definition. Families without an entry are taken to be
-built like Llama, which is right for most.
+built like Llama, which is right for most, and plans say so.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class ModelFamily(NamedTuple):
         attention_sinks: Each head has a learned logit beside its scores.
         sliding_pattern: Every this many layers one attends to all tokens and the others to a
             window, where the file says nothing; 0 means that all layers are alike.
+        is_guess: Not all that such a model is built of is known here; it is counted as a Llama
+            with the other traits.
         defaults: What a left-out key of config.json means.
     """
 
@@ -41,6 +43,7 @@ class ModelFamily(NamedTuple):
     learned_positions: int = 0
     attention_sinks: bool = False
     sliding_pattern: int = 0
+    is_guess: bool = False
     defaults: Mapping[str, Any] = {}
 
 
@@ -57,6 +60,8 @@ _GEMMA_3 = {
 }
 
 FAMILIES: dict[str, ModelFamily] = {
+    "deepseek_v2": ModelFamily(),
+    "deepseek_v3": ModelFamily(),
     "falcon": ModelFamily(gated_mlp=False, layer_norm=True, defaults=_TIED),
     "gemma": ModelFamily(defaults=_TIED),
     "gemma2": ModelFamily(
@@ -78,6 +83,9 @@ FAMILIES: dict[str, ModelFamily] = {
         sliding_pattern=2,
         defaults={"sliding_window": 128, "attention_bias": True},
     ),
+    "llama": ModelFamily(),
+    "mistral": ModelFamily(),
+    "mixtral": ModelFamily(),
     "opt": ModelFamily(
         gated_mlp=False,
         all_bias=True,
@@ -86,10 +94,13 @@ FAMILIES: dict[str, ModelFamily] = {
         defaults={**_TIED, "hidden_act": "relu"},
     ),
     "phi": ModelFamily(gated_mlp=False, all_bias=True, norms_per_layer=1, layer_norm=True),
+    "phi3": ModelFamily(),
     "qwen2": ModelFamily(qkv_bias=True),
     "qwen2_moe": ModelFamily(qkv_bias=True),
     "qwen3": ModelFamily(qk_norm=True),
     "qwen3_moe": ModelFamily(qk_norm=True),
+    # Its layers with linear attention have weights of other shapes.
+    "qwen3_next": ModelFamily(qk_norm=True, is_guess=True, defaults={"full_attention_interval": 4}),
     "starcoder2": ModelFamily(gated_mlp=False, all_bias=True, layer_norm=True, defaults=_TIED),
 }
 
@@ -99,8 +110,8 @@ FAMILIES["gemma3"] = FAMILIES["gemma3_text"]
 
 
 def family_of(model_type: str) -> ModelFamily:
-    """Return the traits of a family; one that is not listed is taken for a Llama."""
+    """Return the traits of a family; one that is not listed is a guess, at a Llama."""
     return FAMILIES.get(model_type, _LLAMA)
 
 
-_LLAMA = ModelFamily()
+_LLAMA = ModelFamily(is_guess=True)

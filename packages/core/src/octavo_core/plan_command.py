@@ -48,6 +48,8 @@ _ENGINE_FLAGS = (
     "max_num_batched_tokens",
     "max_num_seqs",
 )
+# Ends of the names of classes that predict a next token.
+_WRITES_TEXT = ("CausalLM", "ForConditionalGeneration", "LMHeadModel", "ForImageTextToText")
 _EPILOG = (
     "Nothing is loaded, and the device need not be here. Weights and activations are estimated "
     "from shapes; --non-kv-memory takes a measured sum in their place. Exit code: 0 if one "
@@ -241,6 +243,18 @@ def _notes(source: PlanSource, plan: MemoryPlan) -> list[str]:
             f"Quantization {method.method!r} is not known here, so weights are counted as "
             f"{plan.dtype}; --quantization names one that is."
         )
+    # A Llama's file may leave out its type.
+    if spec.family.is_guess and (spec.model_type or spec.architecture != "LlamaForCausalLM"):
+        what = "activations" if plan.weights_source == "file" else "weights, activations"
+        notes.append(
+            f"How {spec.model_type or spec.architecture} models are built is not known here: "
+            f"{what} and KV cache are those of a Llama of these sizes, a guess."
+        )
+    if _may_only_encode(source):
+        notes.append(
+            f"{spec.architecture} does not look like a model that writes text; one that only "
+            f"encodes keeps no KV cache."
+        )
     if spec.architecture.endswith("ForConditionalGeneration"):
         notes.append("Only the language model is counted, without encoders of images or sound.")
     if any(layer.kind == "none" for layer in spec.layers):
@@ -248,6 +262,16 @@ def _notes(source: PlanSource, plan: MemoryPlan) -> list[str]:
             "Some layers keep no K and V of their own; what else they keep is not counted."
         )
     return notes
+
+
+def _may_only_encode(source: PlanSource) -> bool:
+    """True unless the name of the class, or the GGUF file, says that tokens follow tokens."""
+    architecture = source.spec.architecture
+    if source.gguf is not None:
+        # GGUF's names are of families, not of classes.
+        name = source.gguf.metadata.get("general.architecture")
+        return source.gguf.metadata.get(f"{name}.attention.causal") is False
+    return not architecture.endswith(_WRITES_TEXT)
 
 
 def _ascii_only() -> bool:

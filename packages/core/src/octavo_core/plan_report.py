@@ -99,6 +99,13 @@ def why_not(plan: MemoryPlan) -> str:
             f"Weights and activations take {format_bytes(used)}, and {plan.settings.device} has "
             f"{format_bytes(plan.usable_bytes)} to use."
         )
+    if not plan.has_kv_cache_memory:
+        assert plan.settings.kv_cache_memory is not None
+        return (
+            f"--kv-cache-memory asks for {format_bytes(plan.settings.kv_cache_memory)}, and beside "
+            f"weights and activations of {format_bytes(used)} only {format_bytes(plan.left_bytes)} "
+            f"are left of the {format_bytes(plan.usable_bytes)} to use."
+        )
     needed = cache.blocks_per_request * cache.block_bytes
     return (
         f"One request of {cache.max_model_len:,} tokens needs {format_bytes(needed)} of KV cache, "
@@ -143,11 +150,15 @@ def _memory_rows(plan: MemoryPlan, ascii_only: bool) -> list[tuple[str, str]]:
         ("left alone", plan.reserved_bytes, ""),
     )
     marks = "#=+." if ascii_only else "█▓▒·"
-    total = max(plan.settings.device_memory, sum(size for _, size, _ in parts))
-    rows = [("", ""), ("memory", "[" + _bar([size for _, size, _ in parts], total, marks) + "]")]
+    device = plan.settings.device_memory
+    total = max(device, sum(size for _, size, _ in parts))
+    bar = "[" + _bar([size for _, size, _ in parts], total, marks) + "]"
+    if total > device:
+        bar += f" {total / device:.0%} of the device"
+    rows = [("", ""), ("memory", bar)]
     for (name, size, source), mark in zip(parts, marks, strict=True):
         origin = f"  {_ORIGINS[source]}" if source else ""
-        rows.append((f"  {name}", f"{mark} {format_bytes(size):>12} {size / total:>5.0%}{origin}"))
+        rows.append((f"  {name}", f"{mark} {format_bytes(size):>12} {size / device:>5.0%}{origin}"))
     return rows
 
 
@@ -198,12 +209,23 @@ def _groups_line(groups: Sequence[KVCacheGroup]) -> str:
     return f"{' and '.join(kinds)}, in {len(groups)} group{'s' if len(groups) > 1 else ''}"
 
 
+def _no_advice(plan: MemoryPlan) -> str:
+    if plan.settings.non_kv_memory is None:
+        return "No single setting changes that."
+    # Measured for these settings; with others, weights and activations would be fewer.
+    return (
+        "No single setting is known to change that: how much of --non-kv-memory quantization, "
+        "more devices or fewer tokens a step would save is not known here. Without it they are "
+        "estimated."
+    )
+
+
 def _verdict(planned: PlannedModel) -> list[str]:
     if planned.plan.fits:
         return ["It fits."]
     lines = [f"It does not fit. {why_not(planned.plan)}"]
     if not planned.advice:
-        return [*lines, "No single setting changes that."]
+        return [*lines, _no_advice(planned.plan)]
     width = max(len(advice.flag) for advice in planned.advice)
     lines.append("Each of these alone would do:")
     lines += [

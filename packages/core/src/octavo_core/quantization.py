@@ -70,10 +70,22 @@ def quantization_from_config(config: Mapping[str, Any]) -> Quantization | None:
         ``weight_bytes``.
 
     Raises:
-        ModelError: A weight would have no bits, or more than it has plainly.
+        ModelError: The entry is no object, or a weight would have no bits, or more than it has
+            plainly.
     """
-    entry = config.get("quantization_config") or config.get("compression_config")
+    name = "quantization_config"
+    if not config.get(name) and config.get("compression_config") is not None:
+        name = "compression_config"
+    entry = config.get(name)
+    if entry is None:
+        return None
     if not isinstance(entry, Mapping):
+        raise ModelError(
+            f"config.json: {name} is {str(entry)[:60]!r}; it must be an object with a "
+            f"quant_method.",
+            field=name,
+        )
+    if not entry:
         return None
     method = str(entry.get("quant_method") or entry.get("quant_algo") or "unknown").lower()
     if method in ("gptq", "awq"):

@@ -17,7 +17,12 @@ from octavo_core.config import EngineConfig, Option, options, resolve_config
 from octavo_core.errors import ConfigError
 from octavo_core.simulator.cost_model import CostModel, write_cost_model
 from octavo_core.simulator.generate import TraceShape, generate_trace
-from octavo_core.simulator.hardware import ResolveModel, add_hardware_flags, resolve_hardware
+from octavo_core.simulator.hardware import (
+    PLANNED_KV_DTYPES,
+    ResolveModel,
+    add_hardware_flags,
+    resolve_hardware,
+)
 from octavo_core.simulator.report import Report, format_comparison, format_report
 from octavo_core.simulator.router import ROUTERS
 from octavo_core.simulator.simulation import Deployment, simulate
@@ -57,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "engine", "As of octavo serve; environment variables such as OCTAVO_MAX_NUM_SEQS count too."
     )
     for option in _engine_options():
+        if option.name == "kv_cache_dtype":
+            continue  # one of the device's flags, which takes more types
         flag = "--" + option.name.replace("_", "-")
         text = f"{option.description} (default: {option.default})".replace("%", "%%")
         if isinstance(option.default, bool):
@@ -179,6 +186,8 @@ def _engine_options() -> Iterator[Option]:
 
 def _resolve_config(args: argparse.Namespace) -> EngineConfig:
     flags = {option.name: getattr(args, option.name) for option in _engine_options()}
+    if flags["kv_cache_dtype"] in PLANNED_KV_DTYPES:
+        flags["kv_cache_dtype"] = None
     return resolve_config({**flags, "model": args.model}, os.environ)
 
 

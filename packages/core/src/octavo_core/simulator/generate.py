@@ -11,7 +11,7 @@ from itertools import accumulate
 import msgspec
 
 from octavo_core.errors import ConfigError
-from octavo_core.simulator.trace import TraceEntry
+from octavo_core.simulator.trace import MAX_TIME, MAX_TOKENS, TraceEntry
 
 
 class TraceShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +48,10 @@ class TraceShape(msgspec.Struct, frozen=True, kw_only=True):
         _check("rate", self.rate, self.rate > 0, "above 0")
         for name in ("length_spread", "shared_prefix", "prefix_skew"):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        limit = self.max_tokens
+        _check("max_tokens", limit, 1 <= limit <= MAX_TOKENS, f"from 1 to {MAX_TOKENS}")
+        room = MAX_TOKENS - limit
+        _check("shared_prefix", self.shared_prefix, self.shared_prefix <= room, f"at most {room}")
 
 
 def generate_trace(shape: TraceShape) -> Iterator[TraceEntry]:
@@ -60,6 +64,9 @@ def generate_trace(shape: TraceShape) -> Iterator[TraceEntry]:
     for index in range(shape.num_requests):
         if index and math.isfinite(shape.rate):
             now += draw.expovariate(shape.rate)
+            _check(
+                "rate", shape.rate, now <= MAX_TIME, f"so high that all arrive in {MAX_TIME:g} s"
+            )
         prompt_tokens = _draw_length(draw, shape.prompt_tokens, shape)
         output_tokens = _draw_length(draw, shape.output_tokens, shape)
         group = None

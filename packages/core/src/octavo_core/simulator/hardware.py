@@ -12,6 +12,7 @@ from octavo_core.device_table import DeviceSpec, find_device
 from octavo_core.errors import ConfigError
 from octavo_core.host_memory import available_host_memory
 from octavo_core.memory_planner import (
+    DTYPE_BYTES,
     KV_DTYPE_BYTES,
     MemoryPlan,
     PlanSettings,
@@ -19,11 +20,15 @@ from octavo_core.memory_planner import (
     plan_memory,
 )
 from octavo_core.plan_command import PlanSource, read_plan_source
+from octavo_core.plan_report import why_not
 from octavo_core.quantization import QUANTIZATIONS
 from octavo_core.simulator.cost_model import CostModel, read_cost_model
 from octavo_core.simulator.model_work import model_work
 from octavo_core.simulator.roofline import roofline_cost_model
 from octavo_core.simulator.sweep import parse_count
+
+# Types of K and V that can be planned, and that no engine has.
+PLANNED_KV_DTYPES = KV_DTYPE_BYTES.keys() - DTYPE_BYTES.keys()
 
 ResolveModel = Callable[[EngineConfig], Path]
 
@@ -52,7 +57,9 @@ def add_hardware_flags(group: Any) -> None:
     )
     group.add_argument("--non-kv-memory", metavar="SIZE", help="all that is not KV cache, if known")
     group.add_argument(
-        "--kv-cache-dtype", choices=["auto", *KV_DTYPE_BYTES], default="auto", help="of K and V"
+        "--kv-cache-dtype",
+        choices=["auto", *KV_DTYPE_BYTES],
+        help="of K and V, also types that octavo serve does not have (default: auto)",
     )
     group.add_argument(
         "--quantization", choices=["none", *QUANTIZATIONS], metavar="METHOD", help="of the weights"
@@ -136,7 +143,11 @@ def _plan_settings(
         kv_cache_memory=config.cache.kv_cache_memory,
         max_model_len=config.model.max_model_len,
         dtype=config.model.dtype,
-        kv_cache_dtype=args.kv_cache_dtype,
+        kv_cache_dtype=(
+            args.kv_cache_dtype
+            if args.kv_cache_dtype in PLANNED_KV_DTYPES
+            else config.cache.kv_cache_dtype
+        ),
         quantization=args.quantization,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
@@ -160,6 +171,8 @@ def _estimate(source: PlanSource, plan: MemoryPlan, device: DeviceSpec) -> CostM
 
 
 def _does_not_fit(plan: MemoryPlan) -> ConfigError:
+    if not plan.has_kv_cache_memory:
+        return ConfigError(why_not(plan), field="kv_cache_memory")
     return ConfigError(
         f"one request of max_model_len={plan.kv_cache.max_model_len} does not fit on "
         f"{plan.settings.device}: {format_bytes(max(plan.available_bytes, 0))} are left for the "

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,18 +22,25 @@ from octavo_core.errors import UserError
 # Token ids are made up, but must look like ids: small and not negative.
 _MARKERS = 1 << 30
 
+# Prompts are built in memory, and a clock that counts steps needs its microseconds.
+MAX_TOKENS = 10_000_000
+MAX_TIME = 1e10  # seconds, 317 years: a Unix time will do
+
 
 class TraceError(UserError):
     """A trace that can't be replayed. The message names the file and the line."""
 
 
-class TraceEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TraceEntry(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """One arrival.
 
     Attributes:
-        time: Seconds since the start of the trace.
-        output_tokens: Tokens of the answer, which ends there.
-        prompt_tokens: Length of the prompt, unless ``prompt_token_ids`` is given.
+        time: Seconds since the start of the trace, at most `MAX_TIME`.
+        output_tokens: Tokens of the answer, which ends there; at most `MAX_TOKENS`.
+        prompt_tokens: Length of the prompt, unless ``prompt_token_ids`` is given; at most
+            `MAX_TOKENS`.
         prompt_token_ids: The prompt itself, which makes prefix hits exact.
         prefix_group: Requests with the same name start with the same tokens.
         prefix_tokens: How many of the prompt's tokens the group shares.
@@ -60,12 +68,23 @@ class TraceEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Say what is wrong with the entry, or None."""
         if not math.isfinite(self.time) or self.time < 0:
             return f"time is {self.time}; it must be a number of seconds, at least 0"
+        if self.time > MAX_TIME:
+            return f"time is {self.time:g}; it must be at most {MAX_TIME:g} seconds"
         if self.output_tokens < 1:
             return f"output_tokens is {self.output_tokens}; it must be at least 1"
+        for name in ("prompt_tokens", "output_tokens", "prefix_tokens"):
+            count = getattr(self, name)
+            if count is not None and count > MAX_TOKENS:
+                return f"{name} is {count}; it must be at most {MAX_TOKENS}"
         if (self.prompt_tokens is None) == (self.prompt_token_ids is None):
             return "give one of prompt_tokens and prompt_token_ids"
         if self.num_prompt_tokens < 1:
             return "the prompt is empty; it needs a token"
+        if self.num_prompt_tokens > MAX_TOKENS:
+            return (
+                f"prompt_token_ids has {self.num_prompt_tokens} tokens; it must have at most "
+                f"{MAX_TOKENS}"
+            )
         if min(self.prompt_token_ids or [0]) < 0 or max(self.prompt_token_ids or [0]) >= 1 << 31:
             return "prompt_token_ids holds a number that is no token id"
         if not 0 <= self.prefix_tokens <= self.num_prompt_tokens:
@@ -129,15 +148,30 @@ def _parse(path: str | Path, number: int, line: bytes) -> TraceEntry:
     try:
         entry = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _error(path, number, str(error).rstrip(".")) from None
+        raise _error(path, number, _explain(error)) from None
     problem = entry.problem()
     if problem is not None:
         raise _error(path, number, problem)
     return entry
 
 
+def _explain(error: Exception) -> str:
+    """Return the decoder's words; of a field that there is not, with the name that it resembles."""
+    reason = str(error).rstrip(".")
+    unknown = re.search(r"unknown field `(.*)`", reason)
+    if unknown is None:
+        return reason
+    import difflib  # only for a trace that is refused
+
+    fields = TraceEntry.__struct_fields__
+    close = difflib.get_close_matches(unknown[1], fields, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(fields)}"
+    return f"there is no field {unknown[1]!r}; {hint}"
+
+
 def _error(path: str | Path, number: int, reason: str) -> TraceError:
-    return TraceError(f"{path}, line {number}: {reason}.", field="trace")
+    end = "" if reason.endswith("?") else "."
+    return TraceError(f"{path}, line {number}: {reason}{end}", field="trace")
 
 
 class PromptMaker:
