@@ -175,8 +175,6 @@ def _add_output_flags(group: Any) -> None:
 
 def _engine_options() -> Iterator[Option]:
     for option in options():
-        if option.name == "kv_cache_dtype":
-            continue  # a flag of the device, which may have types that no worker here has
         if option.group in ("scheduler", "cache") or option.name in ("max_model_len", "dtype"):
             yield option
 
