@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -204,7 +205,10 @@ def make_figures(policy: str, rounds: int) -> list[Figure]:
                     getattr(encoded, f"{action}_{direction}"),
                 )
             )
-    figures.append(Figure("import", "ms", "import octavo_core.scheduler, beyond Python", imports))
+    for name, module in (("import", "octavo_core"), ("import_scheduler", "octavo_core.scheduler")):
+        figures.append(
+            Figure(name, "ms", f"import {module}, beyond Python", partial(imports, module))
+        )
     return figures
 
 
@@ -359,10 +363,10 @@ class Wire:
         return timed_often(lambda: self.decoder.decode(self.frames["step"]))
 
 
-def imports() -> float:
+def imports(module: str) -> float:
     """Return the milliseconds that the first import takes in a new interpreter."""
     code = (
-        "import time; start = time.thread_time(); import octavo_core.scheduler; "
+        f"import time; start = time.thread_time(); import {module}; "
         "print(time.thread_time() - start)"
     )
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

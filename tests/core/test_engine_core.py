@@ -4,7 +4,7 @@ import pytest
 from octavo_core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo_core.engine_core import EngineCore
 from octavo_core.errors import ConfigError, EngineDeadError
-from octavo_core.scheduler_output import SchedulerOutput
+from octavo_core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from octavo_core.wire import EngineCoreOutput
 from support.engine_fakes import FakeExecutor, expected_output, make_request, tiny_spec
 
@@ -153,6 +153,48 @@ def test_a_poisonous_request_is_found_and_the_others_keep_their_text(depth: int)
     # Five halvings, each with a group that passes or fails, and then the rest of the answers.
     assert executor.num_steps - before < 30
     assert engine.scheduler.stats().kv_cache_usage == 0
+
+
+def test_a_fault_that_only_batches_meet_lets_everybody_get_on() -> None:
+    """Out of memory with two requests in a step, and nothing cached to come back to."""
+
+    class SmallExecutor(FakeExecutor):
+        def _run(self, step: SchedulerOutput) -> ModelRunnerOutput:
+            if len(step.slots) > 1:
+                self._apply(step)
+                raise RuntimeError("out of memory")
+            return super()._run(step)
+
+    config = EngineConfig(
+        model=ModelConfig(max_model_len=256),
+        cache=CacheConfig(block_size=4, enable_prefix_caching=False),
+        scheduler=SchedulerConfig(long_prefill_token_threshold=20),
+    )
+    engine = EngineCore(config, tiny_spec(), SmallExecutor(4, 128))
+    engine.start(lambda stage, progress: None)
+    requests = [make_request(f"r{i}", 30, max_tokens=5) for i in range(3)]
+    for request in requests:
+        engine.add_request(request)
+    outputs = run(engine)
+    for request in requests:
+        expected = expected_output(request.prompt_token_ids, 5)
+        assert text_of(outputs[request.request_id]) == expected
+
+
+def test_a_second_request_of_one_id_does_not_end_the_first() -> None:
+    engine = start(FakeExecutor(4, 128))
+    engine.add_request(make_request("a", 4, max_tokens=3))
+    engine.add_request(make_request("a", 5, max_tokens=3))
+    (*_, last) = run(engine)["a"]
+    assert last.finish_reason == "length"
+
+
+def test_who_leaves_before_the_refusal_is_told_nothing() -> None:
+    engine = start(FakeExecutor(4, 128))
+    engine.add_request(make_request("a", 300))
+    engine.abort_requests(["a"])
+    assert not engine.has_unfinished_requests()
+    assert engine.step().outputs == []
 
 
 def test_two_culprits_are_both_found() -> None:

@@ -158,7 +158,7 @@ def test_a_victim_that_was_part_of_the_step_leaves_nothing_behind_that_was_not_c
 
 def test_a_step_that_preempts_admits_nobody() -> None:
     """What was given up was needed; the next step sees what is left of it."""
-    config = SchedulerConfig(max_num_batched_tokens=16)
+    config = SchedulerConfig(max_num_batched_tokens=16, long_prefill_token_threshold=16)
     scheduler = Scheduler(config, BlockManager(8, 4), max_model_len=28, policy=PriorityPolicy())
     for name, prompt, priority in (("high", 8, 0), ("low", 20, 9)):
         scheduler.add_request(make_request(name, prompt, priority=priority))

@@ -1,10 +1,13 @@
 """Each test is a story of a few requests."""
 
+from typing import Any
+
 import pytest
 
-from octavo_core.block_manager import BlockManager
+from octavo_core.block_manager import BlockManager, CachedPrefix
 from octavo_core.config import SchedulerConfig
 from octavo_core.errors import ContextLengthError, InvalidRequestError, QueueFullError
+from octavo_core.request import Request
 from octavo_core.scheduler import Scheduler
 from octavo_core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from octavo_core.wire import EngineCoreOutput
@@ -283,18 +286,79 @@ def test_a_token_in_flight_reaches_a_request_that_was_preempted() -> None:
 
 
 def test_the_line_has_an_end() -> None:
-    scheduler = make_scheduler(max_num_seqs=1, max_num_queued_reqs=2, max_num_queued_tokens=30)
+    scheduler = make_scheduler(max_num_seqs=1, max_num_queued_reqs=3, max_num_queued_tokens=30)
     scheduler.add_request(make_request("runs", 20, max_tokens=5))
     run_step(scheduler)
     scheduler.add_request(make_request("first", 25))
     with pytest.raises(QueueFullError, match="25 tokens wait already, this request has 6"):
         scheduler.add_request(make_request("many tokens", 6))
     scheduler.add_request(make_request("second", 5))
-    with pytest.raises(QueueFullError, match="2 requests wait already"):
+    with pytest.raises(QueueFullError, match="3 requests run or wait already"):
         scheduler.add_request(make_request("third", 1))
-    scheduler.abort_requests(["first"])
+    # Who comes from an engine that is gone was let in before.
+    scheduler.add_request(make_request("from before", 50, is_resumed=True))
+    scheduler.abort_requests(["first", "from before"])
     scheduler.add_request(make_request("third", 1))
     assert scheduler.stats().num_waiting_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"prompt": [1, -1]}, "prompt"),
+        ({"prompt": [1, 1 << 32]}, "prompt"),
+        ({"prompt": [1], "deadline": float("nan")}, "deadline"),
+        ({"prompt": [1], "deadline": float("inf")}, "deadline"),
+        ({"prompt": [1], "max_tokens": 2, "output_token_ids": [3, 4]}, "max_tokens"),
+    ],
+)
+def test_values_that_would_fail_later_are_refused(fields: dict[str, Any], field: str) -> None:
+    scheduler = make_scheduler()
+    with pytest.raises(InvalidRequestError) as refused:
+        scheduler.add_request(make_request("a", **fields))
+    assert refused.value.field == field
+    assert not scheduler.has_unfinished_requests()
+
+
+def test_deadlines_of_requests_that_have_ended_are_not_kept() -> None:
+    scheduler = make_scheduler()
+    for index in range(5000):
+        scheduler.add_request(make_request(f"r{index}", 4, max_tokens=1, deadline=1e15))
+        scheduler.abort_requests([f"r{index}"])
+    assert len(scheduler._deadlines) <= 110
+
+
+def test_a_long_prompt_leaves_half_of_a_step_to_those_who_wait() -> None:
+    scheduler = make_scheduler(budget=16)
+    scheduler.add_request(make_request("long", 100, max_tokens=1))
+    assert scheduler.schedule().num_scheduled_tokens == [16]  # type: ignore[union-attr]
+    scheduler.update_from_output(ModelRunnerOutput(1, [-1]))
+    scheduler.add_request(make_request("short", 8, max_tokens=1))
+    assert run_step(scheduler)["short"].finish_reason == "length"
+    assert scheduler.schedule().num_scheduled_tokens == [16]  # type: ignore[union-attr]
+
+
+def test_a_head_without_blocks_is_not_looked_up_again_and_again() -> None:
+    scheduler = make_scheduler(num_blocks=14, block_size=4, max_model_len=48)
+    prefix = list(range(24))
+    scheduler.add_request(make_request("runs", [*prefix, 1], max_tokens=12))
+    run_step(scheduler)
+    scheduler.add_request(make_request("blocked", [*range(100, 140)], max_tokens=2))
+    lookups = 0
+    find = scheduler.blocks.find_cached_prefix
+
+    def count(request: Request) -> CachedPrefix:
+        nonlocal lookups
+        lookups += 1
+        return find(request)
+
+    scheduler.blocks.find_cached_prefix = count  # type: ignore[method-assign]
+    reasons = {}
+    while scheduler.has_unfinished_requests():
+        for name, output in run_step(scheduler).items():
+            reasons[name] = output.finish_reason
+    assert reasons == {"runs": "length", "blocked": "length"}
+    assert lookups == 2
 
 
 def test_a_large_request_may_wait_alone_whatever_the_limit() -> None:

@@ -1,8 +1,9 @@
 """Greedy answers equal those of Hugging Face transformers, token for token.
 
-The reference has the same dequantized weights in float32, and reads the file with code that
-is not ours. It is asked once for each answer: where each of its likeliest tokens, given all
-tokens before it, is the token that we gave, its own greedy answer is ours.
+This is the exact path (``--quantization none``): the reference has the same dequantized
+weights in float32, and reads the file with code that is not ours. It is asked once for each
+answer: where each of its likeliest tokens, given all tokens before it, is the token that we
+gave, its own greedy answer is ours.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 @contextmanager
 def engine(path: Path, **settings: Any) -> Iterator[LLM]:
-    llm = LLM(str(path), max_model_len=1024, **settings)
+    llm = LLM(str(path), max_model_len=1024, quantization="none", **settings)
     try:
         yield llm
     finally:

@@ -166,3 +166,16 @@ def test_rotary_embedding_turns_pairs_half_a_head_apart(head_dim):
         torch.testing.assert_close(rotated[..., :half], expected.real, **TOLERANCE)
         torch.testing.assert_close(rotated[..., half:], expected.imag, **TOLERANCE)
         assert torch.equal(rotated[positions == 0], x[positions == 0])
+
+
+@pytest.mark.parametrize("shape", [(5, 64), (5, 3, 64), (2, 3, 4, 64)])
+def test_rows_may_lie_in_more_than_two_dimensions(shape: tuple[int, ...]) -> None:
+    """As heads do, which models normalize one by one."""
+    x, weight = torch.randn(shape), torch.rand(64)
+    for got, expected in (
+        (rms_norm(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5)),
+        (silu_and_mul(x), silu_and_mul_reference(x)),
+        (gelu_and_mul(x, "tanh"), gelu_and_mul_reference(x, "tanh")),
+        (layer_norm(x, weight, None, 1e-5)[0], layer_norm_reference(x, weight, None, 1e-5)[0]),
+    ):
+        torch.testing.assert_close(got, expected)

@@ -3,12 +3,12 @@
 A step that raises says nothing about who did it. So its requests are run again in
 groups, and a group that fails again is split, until a group of one is left:
 
-    [a b c d]  failed
+    [a b c d]      failed; tried again, for most faults do not come back: fails
     [a b] [c d]    both are tried alone: [a b] passes, [c d] fails
     [c] [d]        [c] passes, [d] fails: d is the culprit
 
-A group has passed once each of its requests is computed as far as the failed step would
-have brought it. A fault that does not come back has no culprit.
+A request is cleared once it got a token more than it had: so it is past where it failed,
+and even a fault that only large batches meet lets everybody get on.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Suspect(NamedTuple):
     """A request of a failed step.
 
     Attributes:
-        target: Tokens that must be computed for it to be cleared.
+        num_tokens: Its tokens at the time.
     """
 
     request: Request
-    target: int
+    num_tokens: int
 
     @property
     def is_cleared(self) -> bool:
         """True once it got past where it failed, or has ended in another way."""
-        return self.request.is_finished or self.request.num_computed_tokens >= self.target
+        return self.request.is_finished or len(self.request.token_ids) > self.num_tokens
 
 
 class Bisection:
@@ -47,8 +47,7 @@ class Bisection:
     def group_on_trial(self) -> list[Request]:
         """Clear whoever has passed, and return who is to be tried now; empty at the end.
 
-        To be called with no step in flight. Who was cleared may be preempted, and lose what
-        was computed of it, without coming under suspicion again.
+        To be called with no step in flight.
         """
         while self._groups:
             group = [suspect for suspect in self._groups[-1] if not suspect.is_cleared]

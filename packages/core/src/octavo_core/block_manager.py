@@ -59,6 +59,20 @@ class StepEffects(NamedTuple):
         return cls([], [], [], [])
 
 
+class _Refusal(NamedTuple):
+    """Why a request was not admitted.
+
+    Attributes:
+        num_free: Free blocks at the time, which were not enough.
+        missing_key: The block that would lengthen its cached prefix.
+    """
+
+    request: Request
+    num_free: int
+    others_run: bool
+    missing_key: bytes | None
+
+
 class BlockManager:
     """Maps each request's tokens to blocks of one pool.
 
@@ -109,6 +123,7 @@ class BlockManager:
         # somebody has to be preempted.
         self._watermark_blocks = num_blocks // 100
         self._effects = StepEffects.none()
+        self._refusal: _Refusal | None = None
         self._events: list[KVEvent] | None = [] if record_events else None
 
     # Sizes
@@ -233,7 +248,9 @@ class BlockManager:
         )
         reserve = self._watermark_blocks if others_run else 0
         if num_idle + max(num_new, num_allocated) + reserve > self.pool.num_free:
+            self._refusal = self._refusal_of(request, prefix, others_run)
             return False
+        self._refusal = None
         for ids in found:
             self.pool.touch(ids)
         request.num_registered_blocks = prefix.num_tokens // self.block_size
@@ -248,6 +265,31 @@ class BlockManager:
             self.num_prefix_queries += len(request.token_ids)
             self.num_prefix_hits += prefix.num_tokens
         return True
+
+    def is_still_refused(self, request: Request, *, others_run: bool) -> bool:
+        """True if `admit` refused this request last, and nothing has changed for the better.
+
+        The head of a line that does not move is asked for at every step, and to look its
+        prefix up costs milliseconds if that is long.
+        """
+        last = self._refusal
+        return (
+            last is not None
+            and last.request is request
+            and self.pool.num_free <= last.num_free
+            and (others_run or not last.others_run)
+            and not (last.missing_key is not None and self._is_known(last.missing_key))
+        )
+
+    def _refusal_of(
+        self, request: Request, prefix: CachedPrefix, others_run: bool
+    ) -> _Refusal | None:
+        if len(self.groups) > 1 or self._windowed:
+            return None  # more than one block may lengthen the prefix
+        index = prefix.num_tokens // self.block_size
+        hashes = request.block_hashes
+        missing_key = _key(hashes[index], 0) if index < len(hashes) else None
+        return _Refusal(request, self.pool.num_free, others_run, missing_key)
 
     def grow(self, request: Request, num_tokens: int) -> list[list[int]] | None:
         """Make room for a running request's first `num_tokens` tokens.

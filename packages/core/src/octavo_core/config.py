@@ -128,7 +128,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=0,
             description="Most tokens of one prompt in a step, so that a long prompt leaves room "
-            "for others; 0 means the whole budget.",
+            "for others; 0 means the whole budget, or half of it while others could start.",
             extra=_TOKENS,
         ),
     ] = 0

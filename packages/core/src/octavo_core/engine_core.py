@@ -115,7 +115,14 @@ class EngineCore:
         )
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Put a request in line. If it can't be served, the next `step` says why."""
+        """Put a request in line. If it can't be served, the next `step` says why.
+
+        Ids are the caller's to keep apart: a second request of one id is dropped, for an
+        answer would end the first.
+        """
+        if self.scheduler.has_request(request.request_id):
+            logger.error("Request id %s is in use; the second one is dropped", request.request_id)
+            return
         try:
             self.scheduler.add_request(request)
         except UserError as error:
@@ -124,6 +131,9 @@ class EngineCore:
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests in any state, without an output. Unknown ids are ignored."""
         self.scheduler.abort_requests(request_ids)
+        if self._refusals:
+            gone = set(request_ids)
+            self._refusals = [item for item in self._refusals if item.request_id not in gone]
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached blocks, on the device and on the host."""

@@ -13,6 +13,7 @@ given too much, because the token turns out to end it, is ignored when it comes 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -112,9 +113,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.num_preemptions = 0
         self._max_num_batched_tokens = config.max_num_batched_tokens
-        self._max_prefill_tokens = (
-            config.long_prefill_token_threshold or config.max_num_batched_tokens
-        )
+        self._long_prefill_token_threshold = config.long_prefill_token_threshold
         self._max_num_queued_reqs = config.max_num_queued_reqs
         self._max_num_queued_tokens = config.max_num_queued_tokens
         self._policy = policy if policy is not None else FCFSPolicy()
@@ -127,6 +126,7 @@ class Scheduler:
         self._step_id = 0
         self._in_flight: deque[_Step] = deque()  # the oldest is first
         self._bisection = Bisection()
+        self._head_is_blocked = False  # when it was last asked, there were not enough blocks
 
     # Requests come and go
 
@@ -134,7 +134,7 @@ class Scheduler:
         """Put a request in line.
 
         Raises:
-            InvalidRequestError: The id is in use, or the prompt is empty.
+            InvalidRequestError: The id is in use, the prompt is empty, or a value can't be.
             ContextLengthError: Prompt and answer can never fit.
             QueueFullError: The line is as long as it may be.
         """
@@ -144,13 +144,16 @@ class Scheduler:
                 field="request_id",
             )
         request = Request(new_request, self.max_model_len)
+        _check_values(request)
         self._check_fits(request)
-        self._check_line(request)
+        # A request that is resumed on a new engine was let in before.
+        if not new_request.is_resumed:
+            self._check_line(request)
         self._requests[request.request_id] = request
         self._num_queued_tokens += len(request.token_ids)
         self._policy.add(request)
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.request_id))
+            self._note_deadline(request.deadline, request.request_id)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests in any state. Unknown ids are ignored; nothing is reported for them."""
@@ -192,6 +195,10 @@ class Scheduler:
     def has_unfinished_requests(self) -> bool:
         """True while any request runs or waits."""
         return bool(self._requests)
+
+    def has_request(self, request_id: str) -> bool:
+        """True while the request with this id runs or waits."""
+        return request_id in self._requests
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -342,7 +349,7 @@ class Scheduler:
                     continue
                 start = request.num_computed_tokens
                 if not is_decoding:
-                    num_tokens = self._clip(step, len(request.token_ids) - start)
+                    num_tokens = self._clip(step, request, len(request.token_ids) - start)
                     self._schedule_tokens(step, request, num_tokens)
                 elif start < request.max_total_tokens - 1:  # else its last token is in flight
                     self._schedule_tokens(step, request, 1)
@@ -368,24 +375,26 @@ class Scheduler:
             request = policy.peek()
             if request.num_awaited_tokens:
                 return  # a step in flight still samples for it
-            prefix = self._admit(step, request)
-            if prefix is None:
+            self._head_is_blocked = self._admit(step, request) is None
+            if self._head_is_blocked:
                 return
             popped = policy.pop()
             assert popped is request, "pop() must return what peek() returned"
 
     def _admit(self, step: _Step, request: Request) -> CachedPrefix | None:
         """Give a waiting request a slot, its cached prefix and its first tokens, if they fit."""
+        others_run = bool(self._running)
+        if self.blocks.is_still_refused(request, others_run=others_run):
+            return None
         prefix = self.blocks.find_cached_prefix(request)
         start = prefix.num_tokens
-        num_tokens = self._clip(step, len(request.token_ids) - start)
-        others_run = bool(self._running)
+        num_tokens = self._clip(step, request, len(request.token_ids) - start)
         if not self.blocks.admit(request, prefix, start + num_tokens, others_run=others_run):
             return None
         request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
         if request.num_preemptions == 0:
-            request.num_cached_tokens = start
+            request.num_cached_tokens = min(start, request.num_prompt_tokens)
         self._num_queued_tokens -= len(request.token_ids)
         self._running.append(request)
         step.admitted.append((request, prefix))
@@ -408,6 +417,8 @@ class Scheduler:
         if self._in_flight:
             return
         group = self._bisection.group_on_trial()
+        if not group:
+            return
         for request in reversed(self._running.copy()):
             if request not in group:
                 self.blocks.register_full_blocks(request)
@@ -439,8 +450,20 @@ class Scheduler:
             step.effects.swap_in,
         )
 
-    def _clip(self, step: _Step, num_tokens: int) -> int:
-        return min(num_tokens, step.budget, self._max_prefill_tokens)
+    def _clip(self, step: _Step, request: Request, num_tokens: int) -> int:
+        """Return how many of a prompt's tokens a step takes.
+
+        Without a threshold of its own a prompt gets half of the budget while others wait who
+        could start: so a long one delays a short one by a step, not by its whole prefill.
+        """
+        limit = self._long_prefill_token_threshold or self._max_num_batched_tokens
+        if not self._long_prefill_token_threshold and self._others_could_start(request):
+            limit = -(-self._max_num_batched_tokens // 2)
+        return min(num_tokens, step.budget, limit)
+
+    def _others_could_start(self, request: Request) -> bool:
+        num_others = len(self._policy) - (request.slot < 0)
+        return num_others > 0 and bool(self._free_slots) and not self._head_is_blocked
 
     # Ends
 
@@ -508,6 +531,14 @@ class Scheduler:
         self._slots_to_tell.append(request.slot)
         request.slot = -1
 
+    def _note_deadline(self, deadline: float, request_id: str) -> None:
+        heapq.heappush(self._deadlines, (deadline, request_id))
+        # Requests that ended before their time stay in the heap; not more than others.
+        if len(self._deadlines) > 2 * len(self._requests) + 100:
+            alive = self._requests.values()
+            self._deadlines = [(r.deadline, r.request_id) for r in alive if r.deadline is not None]
+            heapq.heapify(self._deadlines)
+
     # Refusals
 
     def _check_fits(self, request: Request) -> None:
@@ -531,16 +562,15 @@ class Scheduler:
             )
 
     def _check_line(self, request: Request) -> None:
-        num_waiting = len(self._policy)
-        if num_waiting >= self._max_num_queued_reqs:
+        if len(self._requests) >= self._max_num_queued_reqs:
             raise QueueFullError(
-                f"{num_waiting} requests wait already, and max_num_queued_reqs is "
+                f"{len(self._requests)} requests run or wait already, and max_num_queued_reqs is "
                 f"{self._max_num_queued_reqs}; try again later, or start the server with a higher "
                 f"--max-num-queued-reqs.",
                 field="max_num_queued_reqs",
             )
         limit = self._max_num_queued_tokens
-        if limit and num_waiting and self._num_queued_tokens + request.num_tokens > limit:
+        if limit and len(self._policy) and self._num_queued_tokens + request.num_tokens > limit:
             raise QueueFullError(
                 f"{self._num_queued_tokens} tokens wait already, this request has "
                 f"{request.num_tokens}, and max_num_queued_tokens is {limit}; try again later, or "
@@ -603,8 +633,25 @@ def _with_logprobs(
     ]
 
 
+def _check_values(request: Request) -> None:
+    """Refuse what would fail much later, in the middle of a step."""
+    if request.token_ids and not 0 <= min(request.token_ids) <= max(request.token_ids) < 1 << 31:
+        raise InvalidRequestError(
+            f"prompt has the token id {min(request.token_ids)} or {max(request.token_ids)}; ids "
+            f"are from 0 to 2147483647.",
+            field="prompt",
+        )
+    if request.deadline is not None and not math.isfinite(request.deadline):
+        raise InvalidRequestError(
+            f"deadline is {request.deadline}; it must be a time.", field="deadline"
+        )
+    if request.num_output_tokens and request.num_tokens >= request.max_total_tokens:
+        raise InvalidRequestError(
+            f"the request has {request.num_output_tokens} tokens of its answer already, and "
+            f"max_tokens or the context allows no more.",
+            field="max_tokens",
+        )
+
+
 def _suspects_of(step: _Step) -> list[Suspect]:
-    return [
-        Suspect(request, start + count)
-        for request, start, count in zip(step.requests, step.starts, step.counts, strict=True)
-    ]
+    return [Suspect(request, len(request.token_ids)) for request in step.requests]

@@ -59,6 +59,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
         deadline: Seconds since the epoch after which nobody wants the answer any more.
         adapter: Name of the adapter that changes the model's weights for this request.
         media: Images and the like that stand for prompt tokens.
+        is_resumed: It ran on an engine that is gone, so the line has no say in it.
     """
 
     request_id: str
@@ -72,6 +73,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
     deadline: float | None = None
     adapter: str | None = None
     media: list[MediaSpan] = []
+    is_resumed: bool = False
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -3,7 +3,7 @@
 from octavo_kernels.apply_bitmask import apply_bitmask
 from octavo_kernels.apply_penalties import apply_penalties
 from octavo_kernels.attention_metadata import AttentionMetadata
-from octavo_kernels.compile_kernels import compile_kernels, serving_kernels
+from octavo_kernels.compile_kernels import compile_kernels, operation_kernels, serving_kernels
 from octavo_kernels.compute_logprobs import Logprobs, compute_logprobs
 from octavo_kernels.copy_blocks import copy_blocks, swap_blocks
 from octavo_kernels.decoder import Decoder, DecoderLayer
@@ -65,6 +65,7 @@ __all__ = [
     "layer_norm",
     "mask_logits",
     "mla_decode",
+    "operation_kernels",
     "pack_awq_weight",
     "pack_dense_weight",
     "pack_fp8_weight",

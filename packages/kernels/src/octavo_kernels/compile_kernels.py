@@ -19,9 +19,12 @@ from octavo_kernels.cpu import threads
 from octavo_kernels.cpu.jit import KERNELS, Kernel, cache_can_be_written
 from octavo_kernels.decoder import decode
 from octavo_kernels.embed_tokens import EMBED
+from octavo_kernels.kv_write_problem import write as write_kernels
 from octavo_kernels.multiply import MULTIPLY
 from octavo_kernels.quantized_matmul import linear
+from octavo_kernels.rms_norm import rms_norm_rows
 from octavo_kernels.sample import sample_rows
+from octavo_kernels.silu_and_mul import gated_rows
 
 CompileProgress = Callable[[int, int], None]
 """Called with the number of the kernel that is compiled next, from 1, and of how many."""
@@ -54,6 +57,19 @@ def serving_kernels(
         *of_kinds,
         *(copy_pairs, mask_rows, penalize_rows, logprobs_rows),
         *(decode, sample_rows),
+    ]
+
+
+def operation_kernels(cache_dtype: torch.dtype) -> list[Kernel]:
+    """List the CPU kernels of a model whose layers run operation by operation, unpacked.
+
+    Beside its products, which are torch's.
+    """
+    return [
+        attend[cache_dtype],
+        *(*threads.TEAM_KERNELS, plan_units, rms_norm_rows, gated_rows),
+        *(write_kernels[cache_dtype], copy_pairs, mask_rows, penalize_rows, logprobs_rows),
+        sample_rows,
     ]
 
 

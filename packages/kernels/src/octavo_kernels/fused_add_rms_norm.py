@@ -28,7 +28,12 @@ def fused_add_rms_norm(
         from octavo_kernels import triton
 
         return triton.fused_add_rms_norm(x, residual, weight, eps)
-    if x.dtype != torch.float32 or residual.dtype != x.dtype or not use_cpu(x, residual, weight):
+    if (
+        x.dim() != 2
+        or x.dtype != torch.float32
+        or residual.dtype != x.dtype
+        or not use_cpu(x, residual, weight)
+    ):
         return fused_add_rms_norm_reference(x, residual, weight, eps)
     total = residual.clone(memory_format=torch.contiguous_format)
     return normalize(x, total, weight, eps), total

@@ -31,7 +31,7 @@ def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
         from octavo_kernels import triton
 
         return triton.gelu_and_mul(x, approximate)
-    if x.dtype != torch.float32 or not use_cpu(x):
+    if x.dim() != 2 or x.dtype != torch.float32 or not use_cpu(x):
         return gelu_and_mul_reference(x, approximate)
     return activate_and_mul(x, _KINDS[approximate])
 

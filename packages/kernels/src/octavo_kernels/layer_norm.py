@@ -40,7 +40,7 @@ def layer_norm(
         return triton.layer_norm(x, weight, bias, eps, residual)
     tensors = [t for t in (x, weight, bias, residual) if t is not None]
     same = residual is None or residual.dtype == x.dtype
-    if x.dtype != torch.float32 or not same or not use_cpu(*tensors):
+    if x.dim() != 2 or x.dtype != torch.float32 or not same or not use_cpu(*tensors):
         return layer_norm_reference(x, weight, bias, eps, residual)
     rows = x if x.stride(-1) == 1 else x.contiguous()
     total = None

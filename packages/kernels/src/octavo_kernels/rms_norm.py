@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.dispatch import use_cpu, use_triton
 
-_rms_norm = Kernel("norms.rms_norm", "qqqqqqdq")
+rms_norm_rows = Kernel("norms.rms_norm", "qqqqqqdq")
 
 # Numbers below which waking the other threads costs more than they bring.
 _ALONE = 1 << 15
@@ -20,12 +20,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Computed in float32 and rounded to the type of `x` once, at the end.
 
     Args:
-        x: ``[num_tokens, hidden_size]``.
+        x: ``[..., hidden_size]``: a row for each token, or for each head of each token.
         weight: ``[hidden_size]``.
         eps: Added to the mean square.
 
     Returns:
-        ``[num_tokens, hidden_size]``, of the type of `x`.
+        Of the shape and type of `x`.
     """
     if use_triton(x):
         from octavo_kernels import triton
@@ -33,7 +33,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return triton.rms_norm(x, weight, eps)
     if x.dtype != torch.float32 or not use_cpu(x, weight):
         return rms_norm_reference(x, weight, eps)
-    return normalize(x, None, weight, eps)
+    rows = x.reshape(-1, x.shape[-1])
+    return normalize(rows, None, weight, eps).view(x.shape)
 
 
 def normalize(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -41,7 +42,7 @@ def normalize(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) ->
     rows = x if x.stride(-1) == 1 else x.contiguous()
     wide = weight.float().contiguous()
     out = torch.empty(x.shape)
-    run = _rms_norm.alone if x.numel() <= _ALONE else _rms_norm
+    run = rms_norm_rows.alone if x.numel() <= _ALONE else rms_norm_rows
     run(
         rows.data_ptr(),
         4 * rows.stride(0),

@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.dispatch import use_cpu, use_triton
 
-_activate_and_mul = Kernel("gated.activate_and_mul", "qqqqqq")
+gated_rows = Kernel("gated.activate_and_mul", "qqqqqq")
 
 SILU, GELU, GELU_TANH = 0, 1, 2
 _ALONE = 1 << 14
@@ -27,7 +27,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
         from octavo_kernels import triton
 
         return triton.silu_and_mul(x)
-    if x.dtype != torch.float32 or not use_cpu(x):
+    if x.dim() != 2 or x.dtype != torch.float32 or not use_cpu(x):
         return silu_and_mul_reference(x)
     return activate_and_mul(x, SILU)
 
@@ -37,7 +37,7 @@ def activate_and_mul(x: Tensor, kind: int) -> Tensor:
     rows = x if x.stride(-1) == 1 else x.contiguous()
     size = x.shape[1] // 2
     out = torch.empty(x.shape[0], size)
-    run = _activate_and_mul.alone if x.numel() <= _ALONE else _activate_and_mul
+    run = gated_rows.alone if x.numel() <= _ALONE else gated_rows
     run(rows.data_ptr(), 4 * rows.stride(0), x.shape[0], size, kind, out.data_ptr())
     return out
 

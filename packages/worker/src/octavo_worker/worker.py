@@ -17,7 +17,13 @@ from octavo_core.executor import ProgressCallback
 from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import ModelSpec
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from octavo_kernels import SamplingMetadata, compile_kernels, sample, serving_kernels
+from octavo_kernels import (
+    SamplingMetadata,
+    compile_kernels,
+    operation_kernels,
+    sample,
+    serving_kernels,
+)
 from octavo_kernels.attention_metadata import MAX_GATHERED_POSITIONS
 from octavo_kernels.cpu.jit import cache_folder
 from octavo_kernels.dispatch import reference_forced
@@ -161,10 +167,12 @@ class Worker:
         return self.runner.sample_tokens(grammar)
 
     def _compile_kernels(self, on_progress: ProgressCallback) -> None:
-        """Compile what a packed model needs and this machine has not compiled before."""
-        kinds = self._weight_kinds
-        if not kinds or reference_forced():
+        """Compile what the model needs and this machine has not compiled before."""
+        if reference_forced():
             return
+        kernels = operation_kernels(self.kv_cache_dtype)
+        if self._weight_kinds:
+            kernels = serving_kernels(self._weight_kinds, [self.kv_cache_dtype])
         started = time.perf_counter()
 
         def report(number: int, total: int) -> None:
@@ -176,7 +184,7 @@ class Worker:
                 )
             on_progress(f"compiling kernels {number} of {total}", (number - 1) / total)
 
-        if compile_kernels(serving_kernels(kinds, [self.kv_cache_dtype]), report):
+        if compile_kernels(kernels, report):
             logger.info("Compiling took %.1f seconds", time.perf_counter() - started)
 
     def _available_on_cpu(self) -> int:
