@@ -29,6 +29,7 @@ from octavo_kernels.cpu.jit import cache_folder
 from octavo_kernels.dispatch import reference_forced
 from octavo_worker.device import (
     available_cpu_memory,
+    one_torch_thread,
     resolve_device,
     resolve_dtype,
     resolve_kv_cache_dtype,
@@ -107,9 +108,10 @@ class Worker:
         Raises:
             ModelError: A file or tensor is missing, damaged or not supported.
         """
-        weights = load_weights(
-            self._spec, self._config.model_path, self._form, self.device, on_progress
-        )
+        with one_torch_thread():
+            weights = load_weights(
+                self._spec, self._config.model_path, self._form, self.device, on_progress
+            )
         self._weight_kinds = {
             part.kind for weight in weights.values() if isinstance(weight, tuple) for part in weight
         }
