@@ -46,14 +46,26 @@ SCHEDULER = [
     Mutant(
         "scheduler.py",
         "a chunk of a prefill ignores what is left of the budget",
-        "return min(num_tokens, step.budget, self._max_prefill_tokens)",
-        "return min(num_tokens, self._max_prefill_tokens)",
+        "return min(num_tokens, step.budget, limit)",
+        "return min(num_tokens, limit)",
     ),
     Mutant(
         "scheduler.py",
         "a long prompt takes the whole budget in spite of the threshold",
-        "return min(num_tokens, step.budget, self._max_prefill_tokens)",
-        "return min(num_tokens, step.budget)",
+        "limit = self._long_prefill_token_threshold or self._max_num_batched_tokens",
+        "limit = self._max_num_batched_tokens",
+    ),
+    Mutant(
+        "scheduler.py",
+        "a long prompt leaves nothing of the budget to those that could start",
+        "            limit = -(-self._max_num_batched_tokens // 2)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "scheduler.py",
+        "a long prompt takes half of the budget though nobody else can start",
+        " and not self._head_is_blocked",
+        "",
     ),
     Mutant(
         "scheduler.py",
@@ -178,8 +190,8 @@ SCHEDULER = [
     Mutant(
         "scheduler.py",
         "the line is one request longer than it may be",
-        "if num_waiting >= self._max_num_queued_reqs:",
-        "if num_waiting > self._max_num_queued_reqs:",
+        "if len(self._requests) >= self._max_num_queued_reqs:",
+        "if len(self._requests) > self._max_num_queued_reqs:",
     ),
     Mutant(
         "bisection.py",
@@ -190,8 +202,8 @@ SCHEDULER = [
     Mutant(
         "bisection.py",
         "a request is cleared one token too early",
-        "self.request.num_computed_tokens >= self.target",
-        "self.request.num_computed_tokens >= self.target - 1",
+        "len(self.request.token_ids) > self.num_tokens",
+        "len(self.request.token_ids) >= self.num_tokens",
     ),
     Mutant(
         "bisection.py",
@@ -243,6 +255,24 @@ BLOCKS = [
         "admission forgets that idle hits are taken off the free list",
         "if num_idle + max(num_new, num_allocated) + reserve > self.pool.num_free:",
         "if max(num_new, num_allocated) + reserve > self.pool.num_free:",
+    ),
+    Mutant(
+        "block_manager.py",
+        "who was refused once is refused for ever",
+        "            and self.pool.num_free <= last.num_free\n",
+        "",
+    ),
+    Mutant(
+        "block_manager.py",
+        "a refusal stands although the block that was missing has come",
+        "            and not (last.missing_key is not None and self._is_known(last.missing_key))\n",
+        "",
+    ),
+    Mutant(
+        "block_manager.py",
+        "a refusal is taken for that of another request",
+        "            and last.request is request\n",
+        "",
     ),
     Mutant(
         "block_manager.py",
