@@ -452,3 +452,36 @@ def test_a_suspect_is_not_cleared_before_it_got_past_where_it_failed() -> None:
         else:
             finish_step(scheduler, step)
     assert [(end.request_id, end.error_kind) for end in ends] == [("poison", "RequestFailedError")]
+
+
+def test_a_long_prompt_takes_the_whole_step_while_the_next_in_line_waits_for_blocks() -> None:
+    scheduler = make_scheduler(num_blocks=20, block_size=4, budget=16, max_model_len=80)
+    scheduler.add_request(make_request("long", 48))
+    scheduler.add_request(make_request("larger", 76))
+    counts = []
+    for _ in range(4):
+        step = scheduler.schedule()
+        assert step is not None
+        counts += step.num_scheduled_tokens
+        finish_step(scheduler, step)
+    assert counts == [8, 16, 16, 8]
+
+
+def test_who_was_refused_is_admitted_once_another_has_computed_more_of_its_prefix() -> None:
+    """No block became free meanwhile: one that was held already has become a hit."""
+    scheduler = make_scheduler(num_blocks=12, block_size=4, long_prefill_token_threshold=6)
+    scheduler.add_request(make_request("other", 13, max_tokens=20))
+    for _ in range(3):
+        run_step(scheduler)
+    shared = list(range(32))
+    scheduler.add_request(make_request("first", shared[:24]))
+    scheduler.add_request(make_request("second", shared))
+    run_step(scheduler)  # six tokens of first, in two blocks: second lacks one
+    assert [request.request_id for request in scheduler.running] == ["other", "first"]
+    free = scheduler.blocks.pool.num_free
+    step = scheduler.schedule()
+    assert step is not None
+    assert [(new.request_id, new.num_computed_tokens) for new in step.new_requests] == [
+        ("second", 12)
+    ]
+    assert scheduler.blocks.pool.num_free < free
