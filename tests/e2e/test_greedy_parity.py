@@ -65,8 +65,7 @@ def test_answers_equal_those_of_transformers(
         assert token_ids == expected, prompt
 
 
-@pytest.mark.parametrize("block_size", [8, 16])
-@pytest.mark.parametrize("budget", [16, 512])
+@pytest.mark.parametrize(("block_size", "budget"), [(8, 16), (16, 512)])
 def test_all_at_once(
     starter_path: Path,
     alone: tuple[list[list[int]], list[list[int]]],
