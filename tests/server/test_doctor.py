@@ -75,4 +75,3 @@ def test_a_cache_that_cannot_be_made_is_a_problem(
         jit.cache_folder.cache_clear()
     assert code == 1
     assert "can't be written" in found["problems"][0]
-    assert found["cpu"]["kernels_compiled"] == 0
