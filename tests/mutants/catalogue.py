@@ -99,9 +99,9 @@ SCHEDULER = [
     ),
     Mutant(
         "scheduler.py",
-        "a preempted request goes on where it stopped, without its blocks",
-        "        request.num_computed_tokens = 0\n        request.num_preemptions += 1",
-        "        request.num_preemptions += 1",
+        "a preempted request that comes back is taken for one that decodes",
+        "        request.decode_limit = 0\n",
+        "",
     ),
     Mutant(
         "scheduler.py",
