@@ -294,7 +294,7 @@ def _compile(kernel: Kernel) -> bytes:
     signature = (numba.int64, *types)
     function.compile(signature)
     compiled = function.overloads[signature]
-    module = binding.parse_assembly(compiled.library.get_llvm_str())
+    module = binding.parse_assembly(function.inspect_llvm(signature))
     module.link_in(binding.parse_assembly(_entry_ir(compiled.fndesc.llvm_func_name, letters)))
     module.verify()
     return bytes(_target_machine().emit_object(module))
