@@ -128,8 +128,8 @@ def test_devices_are_a_power_of_two_that_divides_the_heads() -> None:
 def test_a_cpu_is_told_of_its_own_settings() -> None:
     spec = spec_from_config({**LLAMA_3_8B, "max_position_embeddings": 131072})
     found = advice(spec, settings(128, is_host=True))
-    assert found["kv_cache_memory"].value == 32 * GIB
-    assert found["max_model_len"].value == 16384
+    assert found["kv_cache_memory"].value == 16 * GIB
+    assert found["max_model_len"].value == 32768
     assert "gpu_memory_utilization" not in found
     assert "tensor_parallel_size" not in found
 

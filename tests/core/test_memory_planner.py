@@ -153,12 +153,28 @@ def test_kv_cache_dtypes(dtype: str, size: int) -> None:
     assert plan(LLAMA, kv_cache_dtype=dtype).kv_cache.kv_bytes_per_token == 65536 * size
 
 
-def test_the_dtype_is_the_checkpoints_and_float32_on_this_machine() -> None:
+@pytest.mark.parametrize(
+    ("settings", "types"),
+    [
+        ({}, ("float32", "float16", "float16")),
+        ({"dtype": "bfloat16"}, ("float32", "bfloat16", "float16")),
+        ({"kv_cache_dtype": "float32"}, ("float32", "float16", "float32")),
+        ({"quantization": "none"}, ("float32", "float32", "float32")),
+        ({"quantization": "none", "dtype": "bfloat16"}, ("bfloat16", "bfloat16", "bfloat16")),
+    ],
+)
+def test_a_cpu_keeps_weights_as_they_are_and_k_and_v_in_float16(
+    settings: dict[str, str], types: tuple[str, str, str]
+) -> None:
+    half = spec_from_config({**LLAMA_3_8B, "torch_dtype": "float16"})
+    planned = plan(half, is_host=True, **settings)
+    assert (planned.dtype, planned.weights_dtype, planned.kv_cache_dtype) == types
+
+
+def test_the_dtype_is_the_checkpoints() -> None:
     assert plan(LLAMA).dtype == "bfloat16"
     half = spec_from_config({**LLAMA_3_8B, "torch_dtype": "float16"})
     assert plan(half).dtype == "float16"
-    assert plan(half, is_host=True).dtype == "float32"
-    assert plan(half, dtype="bfloat16", is_host=True).dtype == "bfloat16"
     with pytest.raises(ModelError, match="'banana'"):
         plan(spec_from_config({**LLAMA_3_8B, "torch_dtype": "banana"}))
 

@@ -3,7 +3,8 @@
 Bandwidth and TFLOPS are the peaks of the vendors' data sheets and architecture papers, without
 sparsity and with 32-bit accumulation: NVIDIA's for A10, A10G, A40, A100, H100, H200, L4, L40S,
 T4, V100, RTX A6000 and RTX 6000 Ada, its GA102, Ada and Blackwell papers for the GeForce
-cards, its HGX page for B200, and AMD's for MI300X and MI325X. Memory is what the driver reports
+cards, its HGX page for B200, and AMD's for MI300X and MI325X. The rows of A10G, H100 NVL and
+RTX 5090 are the least sure. Memory is what the driver reports
 as the device's total (what torch names in an out-of-memory error), which is less than what the
 name says; it differs by a few hundred MiB between driver versions, and error correction, where
 it is on as delivered, takes a share.

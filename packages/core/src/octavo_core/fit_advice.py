@@ -59,7 +59,7 @@ def advise(
         ("gpu_memory_utilization", _utilizations(plan)),
         ("kv_cache_memory", _kv_cache_memories(plan)),
         ("kv_cache_dtype", ["fp8"] if KV_DTYPE_BYTES[plan.kv_cache_dtype] > 1 else []),
-        ("dtype", ["bfloat16"] if plan.dtype == "float32" else []),
+        ("dtype", ["bfloat16"] if plan.weights_dtype == "float32" else []),
         ("quantization", _quantizations(spec, plan)),
         ("max_num_batched_tokens", _token_budgets(plan)),
         ("tensor_parallel_size", _tensor_parallel_sizes(spec, settings)),

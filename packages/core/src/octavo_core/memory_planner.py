@@ -257,13 +257,19 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = SchedulerConfig().max_num_batched_tokens
     block_size: int = CacheConfig().block_size
 
+    @property
+    def is_packed_on_host(self) -> bool:
+        """True where a CPU keeps the weights as they are and computes in float32."""
+        return self.is_host and self.quantization != "none"
+
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Where the memory of one device goes; of the fullest one, if there are several.
 
     Attributes:
         settings: What was planned for.
-        dtype: Type of activations and of weights that are not quantized.
+        dtype: Type of activations.
+        weights_dtype: Type of weights that are not quantized.
         kv_cache_dtype: Type of K and V.
         quantization: How weights are stored, or None.
         num_parameters: Of the whole model.
@@ -281,6 +287,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: PlanSettings
     dtype: str
+    weights_dtype: str
     kv_cache_dtype: str
     quantization: str | None
     num_parameters: int
@@ -332,10 +339,11 @@ def plan_memory(
     """
     _check_parallel(spec, settings)
     max_model_len = _limit_length(spec, settings.max_model_len, "--max-model-len")
-    dtype = _resolve_dtype(spec, settings)
-    kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    weights_dtype = _resolve_dtype(spec, settings)
+    dtype = "float32" if settings.is_packed_on_host else weights_dtype
+    kv_dtype = resolve_kv_cache_dtype(settings.kv_cache_dtype, dtype, settings.is_packed_on_host)
     quantization = _resolve_quantization(spec, settings)
-    weights = _weights(spec, settings, DTYPE_BYTES[dtype], quantization, gguf)
+    weights = _weights(spec, settings, DTYPE_BYTES[weights_dtype], quantization, gguf)
     stages = [
         _plan_stage(spec, settings, stage, weights, dtype, kv_dtype)
         for stage in pipeline_stages(spec.num_hidden_layers, settings.pipeline_parallel_size)
@@ -360,6 +368,7 @@ def plan_memory(
     return MemoryPlan(
         settings=settings,
         dtype=dtype,
+        weights_dtype=weights_dtype,
         kv_cache_dtype=kv_dtype,
         quantization=packed or (quantization.method if quantization is not None else None),
         num_parameters=weights.num_parameters,
@@ -372,6 +381,20 @@ def plan_memory(
         available_bytes=fullest.available_bytes,
         kv_cache=kv_cache,
     )
+
+
+def resolve_kv_cache_dtype(wanted: str, dtype: str, is_packed: bool) -> str:
+    """Choose the type of K and V.
+
+    Args:
+        wanted: ``auto``, or the name of a type.
+        dtype: Type of the activations.
+        is_packed: Whether the CPU kernels run, with weights packed for them. Their K and V
+            are float16: half the memory, for a hundredth of a percent of perplexity.
+    """
+    if wanted != "auto":
+        return wanted
+    return "float16" if is_packed else dtype
 
 
 def pipeline_stages(num_layers: int, num_stages: int) -> list[range]:
@@ -476,7 +499,11 @@ def _check_parallel(spec: ModelSpec, settings: PlanSettings) -> None:
 
 
 def _resolve_dtype(spec: ModelSpec, settings: PlanSettings) -> str:
-    """Choose the type as a worker does: float32 on a CPU, else the checkpoint's half type."""
+    """Choose the type of weights that are not quantized, as a worker does.
+
+    A CPU keeps the checkpoint's own, or unpacks to float32 with ``--quantization none``; a GPU
+    takes a half type.
+    """
     if spec.dtype is not None and spec.dtype not in (*DTYPE_BYTES, "float64"):
         raise ModelError(
             f"the model's config.json says dtype {spec.dtype!r}; known are "
@@ -485,6 +512,8 @@ def _resolve_dtype(spec: ModelSpec, settings: PlanSettings) -> str:
         )
     if settings.dtype != "auto":
         return settings.dtype
+    if settings.is_packed_on_host and spec.dtype in DTYPE_BYTES:
+        return spec.dtype
     if settings.is_host:
         return "float32"
     return "float16" if spec.dtype == "float16" else "bfloat16"

@@ -230,18 +230,18 @@ def _notes(source: PlanSource, plan: MemoryPlan) -> list[str]:
             "No device was named, so this is what a server on this machine's CPU would do: the KV "
             "cache gets the smaller of 4 GiB and half of what is free beside the weights."
         )
-    if plan.weights_source == "file":
+    if plan.weights_source == "file" and not plan.settings.is_host:
         plain = estimate_weights(spec, DTYPE_BYTES[plan.dtype])
         unpacked = plain.stage_bytes(range(spec.num_hidden_layers))
         notes.append(
-            f"The weights are counted as the file packs them; unpacked to {plan.dtype} they take "
-            f"{format_bytes(unpacked)} in all."
+            f"The weights are counted as the file packs them, which CPUs keep; a GPU gets them "
+            f"unpacked to {plan.dtype}, and they take {format_bytes(unpacked)} in all there."
         )
     method = spec.quantization
     if method is not None and method.weight_bytes is None and plan.settings.quantization is None:
         notes.append(
             f"Quantization {method.method!r} is not known here, so weights are counted as "
-            f"{plan.dtype}; --quantization names one that is."
+            f"{plan.weights_dtype}; --quantization names one that is."
         )
     # A Llama's file may leave out its type.
     if spec.family.is_guess and (spec.model_type or spec.architecture != "LlamaForCausalLM"):

@@ -34,6 +34,7 @@ def report_json(planned: PlannedModel) -> str:
         "architecture": spec.architecture,
         "num_parameters": plan.num_parameters,
         "dtype": plan.dtype,
+        "weights_dtype": plan.weights_dtype,
         "kv_cache_dtype": plan.kv_cache_dtype,
         "quantization": plan.quantization,
         "device": settings.device,
@@ -115,7 +116,7 @@ def why_not(plan: MemoryPlan) -> str:
 
 def _model_line(planned: PlannedModel) -> str:
     spec, plan = planned.spec, planned.plan
-    weights = plan.quantization or plan.dtype
+    weights = plan.quantization or plan.weights_dtype
     return (
         f"{spec.architecture}, {_in_words(plan.num_parameters)} parameters, "
         f"{spec.num_hidden_layers} layers, weights in {weights}"

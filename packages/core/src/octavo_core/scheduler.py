@@ -367,7 +367,7 @@ class Scheduler:
                 added = self.blocks.grow(request, start + num_tokens)
             step.added[request] = added
         step.add(request, num_tokens, start)
-        self._after_prefill(request)
+        self._note_progress(request)
 
     def _admit_waiting(self, step: _Step) -> None:
         policy = self._policy
@@ -375,22 +375,22 @@ class Scheduler:
             request = policy.peek()
             if request.num_awaited_tokens:
                 return  # a step in flight still samples for it
-            self._head_is_blocked = self._admit(step, request) is None
+            self._head_is_blocked = not self._admit(step, request)
             if self._head_is_blocked:
                 return
             popped = policy.pop()
             assert popped is request, "pop() must return what peek() returned"
 
-    def _admit(self, step: _Step, request: Request) -> CachedPrefix | None:
+    def _admit(self, step: _Step, request: Request) -> bool:
         """Give a waiting request a slot, its cached prefix and its first tokens, if they fit."""
         others_run = bool(self._running)
         if self.blocks.is_still_refused(request, others_run=others_run):
-            return None
+            return False
         prefix = self.blocks.find_cached_prefix(request)
         start = prefix.num_tokens
         num_tokens = self._clip(step, request, len(request.token_ids) - start)
         if not self.blocks.admit(request, prefix, start + num_tokens, others_run=others_run):
-            return None
+            return False
         request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
         if request.num_preemptions == 0:
@@ -399,10 +399,10 @@ class Scheduler:
         self._running.append(request)
         step.admitted.append((request, prefix))
         step.add(request, num_tokens, start)
-        self._after_prefill(request)
-        return prefix
+        self._note_progress(request)
+        return True
 
-    def _after_prefill(self, request: Request) -> None:
+    def _note_progress(self, request: Request) -> None:
         """Tell the prefix cache at once, so that the next one in line finds these blocks."""
         self.blocks.register_full_blocks(request)
         if request.is_decoding:
@@ -430,7 +430,7 @@ class Scheduler:
             if step.budget <= 0 or not self._free_slots:
                 return
             if request.slot < 0:
-                if self._admit(step, request) is None:
+                if not self._admit(step, request):
                     return
                 self._policy.remove(request)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import torch
 
+from octavo_core import memory_planner
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError, ModelError
 from octavo_kernels.cpu.threads import set_num_threads
@@ -105,16 +106,15 @@ def resolve_weight_form(
 
 
 def resolve_kv_cache_dtype(wanted: str, is_packed: bool, dtype: torch.dtype) -> torch.dtype:
-    """Choose the type of K and V.
+    """Choose the type of K and V, by the planner's rule.
 
     Args:
         wanted: ``auto``, or the name of a type.
         is_packed: Whether the weights are packed for the CPU kernels.
         dtype: Type of the activations.
     """
-    if wanted != "auto":
-        return _DTYPES[wanted]
-    return torch.float16 if is_packed else dtype
+    name = str(dtype).removeprefix("torch.")
+    return _DTYPES[memory_planner.resolve_kv_cache_dtype(wanted, name, is_packed)]
 
 
 def use_cpu_threads(wanted: int | None) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError
 from octavo_core.executor import ProgressCallback
-from octavo_core.memory_planner import longest_model_len
+from octavo_core.memory_planner import DEFAULT_CPU_KV_CACHE, longest_model_len
 from octavo_core.model_spec import ModelSpec
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from octavo_kernels import (
@@ -41,8 +41,6 @@ from octavo_worker.model_runner import ModelInput, ModelRunner
 from octavo_worker.models import KVCache, resolve_model_class
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_CPU_KV_CACHE = 4 << 30
 
 
 class Worker:

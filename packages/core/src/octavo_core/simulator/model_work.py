@@ -45,7 +45,7 @@ def model_work(spec: ModelSpec, plan: MemoryPlan) -> ModelWork:
     quantization = spec.quantization
     if plan.settings.quantization is not None:
         quantization = QUANTIZATIONS.get(plan.settings.quantization)
-    dtype_bytes = DTYPE_BYTES[plan.dtype]
+    dtype_bytes = DTYPE_BYTES[plan.weights_dtype]
     weights = estimate_weights(spec, dtype_bytes, quantization, tp)
     counts = [layer_parameters(spec, index, tp) for index in range(spec.num_hidden_layers)]
     experts = sum(count.experts for count in counts)
