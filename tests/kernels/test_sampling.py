@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from octavo_kernels import (
-    SamplingMetadata,
     compute_logprobs,
     filter_logits,
     sample,
@@ -15,6 +14,7 @@ from octavo_kernels import (
 )
 from octavo_kernels.compute_logprobs import compute_logprobs_reference
 from octavo_kernels.sample import sample_reference
+from support.sampling import make_sampling_metadata
 
 INF = math.inf
 
@@ -23,23 +23,6 @@ def _noise(seed, position, token_ids):
     return sample_noise(
         torch.tensor([seed]), torch.tensor([position]), torch.tensor(token_ids, dtype=torch.int32)
     )[0]
-
-
-def _metadata(num_rows, **values):
-    defaults = {
-        "temperature": (1.0, np.float32),
-        "top_k": (0, np.int32),
-        "top_p": (1.0, np.float32),
-        "min_p": (0.0, np.float32),
-        "seeds": (0, np.int64),
-        "positions": (0, np.int64),
-    }
-    return SamplingMetadata(
-        **{
-            name: np.broadcast_to(np.array(values.get(name, default), kind), num_rows).copy()
-            for name, (default, kind) in defaults.items()
-        }
-    )
 
 
 # The hash, in Python's integers.
@@ -102,7 +85,9 @@ def test_sampled_frequencies_follow_the_probabilities():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, -INF, 0.5]])
     draws = 6000
     seeds = np.arange(draws)
-    tokens = sample(logits.expand(draws, -1), _metadata(draws, seeds=seeds, temperature=0.7))
+    tokens = sample(
+        logits.expand(draws, -1), make_sampling_metadata(draws, seeds=seeds, temperature=0.7)
+    )
     counts = torch.bincount(tokens, minlength=6).double()
     expected = (logits[0] / 0.7).softmax(0).double() * draws
     assert counts[4] == 0
@@ -113,7 +98,9 @@ def test_sampled_frequencies_follow_the_probabilities():
 
 def test_positions_of_one_seed_follow_the_probabilities_too():
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0]])
-    tokens = sample(logits.expand(4000, -1), _metadata(4000, seeds=3, positions=np.arange(4000)))
+    tokens = sample(
+        logits.expand(4000, -1), make_sampling_metadata(4000, seeds=3, positions=np.arange(4000))
+    )
     counts = torch.bincount(tokens, minlength=4).double()
     assert ((counts - 1000).square() / 1000).sum() < 16.3  # 3 degrees of freedom
 
@@ -129,21 +116,22 @@ def test_a_row_is_the_same_alone_and_in_a_crowd_bit_for_bit():
         "seeds": np.arange(num_rows) - 4,
         "positions": np.arange(num_rows) * 3,
     }
-    crowd = sample(logits, _metadata(num_rows, **values))
+    crowd = sample(logits, make_sampling_metadata(num_rows, **values))
     order = torch.randperm(num_rows).numpy()
     shuffled = sample(
-        logits[order], _metadata(num_rows, **{name: v[order] for name, v in values.items()})
+        logits[order],
+        make_sampling_metadata(num_rows, **{name: v[order] for name, v in values.items()}),
     )
     assert torch.equal(shuffled, crowd[order])
     for row in range(num_rows):
-        one = _metadata(1, **{name: v[row : row + 1] for name, v in values.items()})
+        one = make_sampling_metadata(1, **{name: v[row : row + 1] for name, v in values.items()})
         assert sample(logits[row : row + 1], one).item() == crowd[row]
 
 
 def test_greedy_is_the_argmax_and_ties_go_to_the_lower_id():
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [5.0, 5.0, 5.0, 5.0]])
-    assert sample(logits, _metadata(2, temperature=0)).tolist() == [1, 0]
-    assert sample(logits, _metadata(2, temperature=2, top_k=1)).tolist() == [1, 0]
+    assert sample(logits, make_sampling_metadata(2, temperature=0)).tolist() == [1, 0]
+    assert sample(logits, make_sampling_metadata(2, temperature=2, top_k=1)).tolist() == [1, 0]
 
 
 def _kept(logits, **filters):
@@ -233,7 +221,7 @@ def test_kernel_and_twin_choose_the_same_tokens(vocab_size):
     num_rows = 24
     logits = torch.randn(num_rows, 2 * vocab_size)[:, :vocab_size]  # rows with gaps
     logits *= torch.logspace(-1, 1.5, num_rows).unsqueeze(1)
-    metadata = _metadata(
+    metadata = make_sampling_metadata(
         num_rows,
         temperature=np.resize([0.0, 1.0, 0.3, 1.7], num_rows),
         top_k=np.resize([0, 40, 1000, 0, 3], num_rows),
@@ -254,14 +242,16 @@ def test_many_equal_logits_are_kept_by_id(filters):
     logits[0, 10:310] = 1.5
     kept = set(filter_logits(logits[0], **filters).isfinite().nonzero().flatten().tolist())
     draws = 40 * len(kept)
-    tokens = sample(logits.expand(draws, -1), _metadata(draws, seeds=np.arange(draws), **filters))
+    tokens = sample(
+        logits.expand(draws, -1), make_sampling_metadata(draws, seeds=np.arange(draws), **filters)
+    )
     assert set(tokens.tolist()) == kept
 
 
 def test_rows_with_one_token_left():
     logits = torch.full((2, 100), -INF)
     logits[0, 57] = -3.0
-    tokens = sample(logits, _metadata(2, top_k=5, top_p=0.9, min_p=0.1))
+    tokens = sample(logits, make_sampling_metadata(2, top_k=5, top_p=0.9, min_p=0.1))
     assert tokens.tolist() == [57, 0]
 
 

@@ -2,7 +2,6 @@
 
 import sys
 
-import numpy as np
 import pytest
 import torch
 import triton
@@ -13,29 +12,13 @@ from octavo_kernels.apply_bitmask import apply_bitmask_reference
 from octavo_kernels.apply_penalties import apply_penalties_reference
 from octavo_kernels.compute_logprobs import compute_logprobs_reference
 from octavo_kernels.filter_logits import filter_logits
-from octavo_kernels.sample import SamplingMetadata, sample_reference
+from octavo_kernels.sample import sample_reference
 from octavo_kernels.sample_noise import _words, sample_noise
 from octavo_kernels.triton.sample_noise import gumbel, noise_key, noise_words
+from support.sampling import make_sampling_metadata
 
 # The module; the package has the function under this name.
 sampling = sys.modules["octavo_kernels.triton.sample"]
-
-
-def make_metadata(num_rows, **values):
-    defaults = {
-        "temperature": (1.0, np.float32),
-        "top_k": (0, np.int32),
-        "top_p": (1.0, np.float32),
-        "min_p": (0.0, np.float32),
-        "seeds": (0, np.int64),
-        "positions": (0, np.int64),
-    }
-    return SamplingMetadata(
-        **{
-            name: np.broadcast_to(np.array(values.get(name, default), kind), num_rows).copy()
-            for name, (default, kind) in defaults.items()
-        }
-    )
 
 
 @triton.jit
@@ -97,7 +80,9 @@ def test_samples_what_the_twin_samples(values, block, monkeypatch):
     monkeypatch.setattr(sampling, "COLUMNS", block)
     num_rows, vocab_size = 2, 101
     logits = 2 * torch.randn(num_rows, vocab_size + 5)[:, :vocab_size]
-    metadata = make_metadata(num_rows, **values, seeds=range(num_rows), positions=[5, 2**40])
+    metadata = make_sampling_metadata(
+        num_rows, **values, seeds=range(num_rows), positions=[5, 2**40]
+    )
     expected = sample_reference(logits, metadata)
     assert torch.equal(kernels.sample(logits, metadata), expected)
 
@@ -137,7 +122,7 @@ def test_keeps_what_the_twin_keeps_of_equal_logits(values, monkeypatch):
         min_p=values.get("min_p", 0.0),
     )
     kept = filtered.isfinite()
-    metadata = make_metadata(4, **values, seeds=range(4))
+    metadata = make_sampling_metadata(4, **values, seeds=range(4))
     logits = row.expand(4, -1)
     token_ids = kernels.sample(logits, metadata)
     assert kept[token_ids].all()
@@ -148,7 +133,7 @@ def test_rows_with_parameters_of_their_own():
     logits = torch.randn(4, 100)
     logits[2, ::2] = -torch.inf
     logits[3, 1:] = -torch.inf
-    metadata = make_metadata(
+    metadata = make_sampling_metadata(
         4,
         temperature=[0, 1, 0.5, 1],
         top_k=[5, 0, 3, 9],
@@ -159,9 +144,11 @@ def test_rows_with_parameters_of_their_own():
 
 
 def test_no_rows_and_the_smallest_vocabulary():
-    assert kernels.sample(torch.empty(0, 7), make_metadata(0)).shape == (0,)
-    assert kernels.sample(torch.zeros(1, 1), make_metadata(1)).tolist() == [0]
-    assert kernels.sample(torch.zeros(1, 9), make_metadata(1, temperature=0)).tolist() == [0]
+    assert kernels.sample(torch.empty(0, 7), make_sampling_metadata(0)).shape == (0,)
+    assert kernels.sample(torch.zeros(1, 1), make_sampling_metadata(1)).tolist() == [0]
+    assert kernels.sample(torch.zeros(1, 9), make_sampling_metadata(1, temperature=0)).tolist() == [
+        0
+    ]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 500])
