@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,39 @@ def test_the_name_of_a_file_follows_every_source_that_a_kernel_is_made_of(monkey
 def test_a_declaration_that_does_not_match_is_refused():
     with pytest.raises(TypeError, match=r"probe.read_bytes takes 'qqq', not 'qd'"):
         jit._compile(jit.Kernel("probe.read_bytes", "qd"))
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files here")
+@pytest.mark.parametrize("which", ["folder", "file"])
+def test_nothing_is_run_that_others_could_have_written(which, tmp_path, monkeypatch):
+    monkeypatch.setattr(jit, "cache_folder", lambda: tmp_path)
+    kernel = jit.Kernel("probe.copy_bytes", "qqq")
+    jit.warm([kernel.name])
+    (file,) = tmp_path.iterdir()
+    assert jit._kept(file)
+    assert jit.cache_can_be_written()
+    opened = tmp_path if which == "folder" else file
+    opened.chmod(opened.stat().st_mode | 0o020)
+    assert jit._kept(file) == b""
+    assert jit.cache_can_be_written() is (which == "file")
+
+
+def test_a_full_disk_leaves_no_rest_of_a_file(tmp_path, monkeypatch):
+    def fail(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(jit.os, "replace", fail)
+    jit._keep(tmp_path / "kernel.o", b"code")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cache_is_in_the_folder_that_the_server_uses(monkeypatch):
+    monkeypatch.setenv("OCTAVO_CACHE_DIR", "~/octavo")
+    jit.cache_folder.cache_clear()
+    try:
+        assert jit.cache_folder() == Path.home() / "octavo" / "kernels"
+    finally:
+        jit.cache_folder.cache_clear()
 
 
 def test_warming_compiles_what_is_missing_and_tells_of_it(tmp_path, monkeypatch):

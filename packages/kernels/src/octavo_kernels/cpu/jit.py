@@ -18,6 +18,7 @@ versions and of the CPU, and nothing of the checkout's path: wheels and clones s
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import inspect
@@ -26,7 +27,6 @@ import os
 import platform
 import re
 import struct
-import sys
 import tempfile
 import threading
 import time
@@ -35,6 +35,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import platformdirs
 
 FOLDER = Path(__file__).parent
 PACKAGE = "octavo_kernels.cpu"
@@ -158,22 +160,18 @@ def warm(names: Iterable[str] | None = None, progress: Progress | None = None) -
 def cache_folder() -> Path:
     """Where object code is kept: ``OCTAVO_CACHE_DIR``, or the user's cache folder."""
     if given := os.environ.get("OCTAVO_CACHE_DIR"):
-        base = Path(given)
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches" / "octavo"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
-    return base / "kernels"
+        return Path(given).expanduser() / "kernels"
+    return Path(platformdirs.user_cache_dir("octavo", appauthor=False)) / "kernels"
 
 
 def cache_can_be_written() -> bool:
-    """Whether what is compiled here is found by other processes."""
+    """Whether what is compiled here is kept, and is found by other processes."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
         return False
-    return os.access(folder, os.W_OK | os.X_OK)
+    return os.access(folder, os.W_OK | os.X_OK) and _only_ours(folder)
 
 
 def _cache_file(kernel: Kernel) -> Path:
@@ -196,13 +194,26 @@ def _object_code(kernel: Kernel) -> bytes:
 
 
 def _kept(path: Path) -> bytes:
-    """Read a file back; nothing if it isn't there or isn't whole, which would crash."""
+    """Read a file back; nothing if it isn't there, isn't whole, or others could have written it.
+
+    What is read is executed.
+    """
     try:
+        if not (_only_ours(path.parent) and _only_ours(path)):
+            return b""
         data = path.read_bytes()
     except OSError:
         return b""
     code, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     return code if hashlib.sha256(code).digest() == checksum else b""
+
+
+def _only_ours(path: Path) -> bool:
+    """Whether this user (or root) owns a file or folder, and nobody else may write to it."""
+    if not hasattr(os, "getuid"):
+        return True
+    found = path.stat()
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
 
 
 def _keep(path: Path, code: bytes) -> None:
@@ -211,9 +222,16 @@ def _keep(path: Path, code: bytes) -> None:
     try:
         # What lies here is executed: nobody else may write to it.
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not _only_ours(path.parent):
+            raise PermissionError(errno.EPERM, "others may write to it, or own it")
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code + hashlib.sha256(code).digest())
-        os.replace(file.name, path)
+            try:
+                file.write(code + hashlib.sha256(code).digest())
+                file.close()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
     except OSError as error:
         if not _warned:
             logger.warning(
