@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from octavo_core.errors import InvalidRequestError
+from octavo_core.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -45,6 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         include_stop_str_in_output: Keep the matched stop string in the text.
         eos_token_ids: The model's end-of-sequence ids. Filled in by the input
             processor, not by users.
+        structured_outputs: What the text has to look like; None leaves it free.
 
     Raises:
         InvalidRequestError: A value is outside its limits.
@@ -66,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -159,6 +162,10 @@ _FIELD_TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
     "skip_special_tokens": _BOOL,
     "include_stop_str_in_output": _BOOL,
     "eos_token_ids": _INTEGERS,
+    "structured_outputs": (
+        lambda value: value is None or isinstance(value, StructuredOutputsParams),
+        "StructuredOutputsParams or None",
+    ),
 }
 
 
