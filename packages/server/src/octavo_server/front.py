@@ -75,7 +75,7 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
         # The engine spends seconds on importing torch; it starts before our own imports.
         engine = EngineProcess(
             config.server.log_level,
-            target or engine_target(config.parallel.distributed_executor_backend),
+            target or engine_target(config.parallel.backend),
         )
         try:
             code = asyncio.run(_Front(config, listener, engine, noted).run())

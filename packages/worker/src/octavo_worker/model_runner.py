@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from octavo_kernels import AttentionMetadata, swap_blocks
 from octavo_worker.input_batch import InputBatch
-from octavo_worker.models import KVCache, Model
+from octavo_worker.models import KVCache, RunnableModel
 from octavo_worker.sampler import sample_rows
 
 
@@ -34,7 +34,7 @@ class ModelInput:
 
 
 @dataclass(frozen=True)
-class _ComputedStep:
+class ComputedStep:
     """A step between its forward pass and its sampling.
 
     Attributes:
@@ -62,7 +62,7 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Model, *, max_num_seqs: int, block_size: int, device: torch.device
+        self, model: RunnableModel, *, max_num_seqs: int, block_size: int, device: torch.device
     ) -> None:
         self.batch = InputBatch(max_num_seqs, block_size)
         self.kv_caches: list[KVCache] = []
@@ -70,7 +70,7 @@ class ModelRunner:
         self._model = model
         self._block_size = block_size
         self._device = device
-        self._unsampled: deque[_ComputedStep | Exception] = deque()
+        self._unsampled: deque[ComputedStep | Exception] = deque()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run the forward pass of one step.
@@ -96,12 +96,12 @@ class ModelRunner:
         return self._sample(step, grammar)
 
     @torch.inference_mode()
-    def _execute(self, scheduler_output: SchedulerOutput) -> _ComputedStep:
+    def _execute(self, scheduler_output: SchedulerOutput) -> ComputedStep:
         self.batch.apply(scheduler_output)
         self._swap_blocks(scheduler_output)
         slots = np.array(scheduler_output.slots, np.int64)
         if len(slots) == 0:  # a step that only frees slots
-            return _ComputedStep(scheduler_output.step_id, 0, slots, slots, torch.empty(0))
+            return ComputedStep(scheduler_output.step_id, 0, slots, slots, torch.empty(0))
         model_input = self.prepare_input(scheduler_output)
         metadata = model_input.metadata
         # Where the last known token is computed, the next one can be sampled.
@@ -109,10 +109,10 @@ class ModelRunner:
         rows = np.flatnonzero(complete)
         last_tokens = np.array(metadata.host_query_start_loc, np.int64)[1:][rows] - 1
         hidden = _take_rows(self.forward(model_input, self.kv_caches), last_tokens)
-        return _ComputedStep(scheduler_output.step_id, len(slots), rows, slots[rows], hidden)
+        return ComputedStep(scheduler_output.step_id, len(slots), rows, slots[rows], hidden)
 
     @torch.inference_mode()
-    def _sample(self, step: _ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+    def _sample(self, step: ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         sampled = np.full(step.num_slots, -1, np.int64)
         if len(step.rows) == 0:
             return ModelRunnerOutput(step.step_id, sampled.tolist())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,9 +38,21 @@ from octavo_worker.device import (
     resolve_weight_form,
     use_cpu_threads,
 )
+from octavo_worker.layers.parallel_weights import ParallelWeights
+from octavo_worker.layers.weight import Weight
 from octavo_worker.loading import load_weights
 from octavo_worker.model_runner import ModelInput, ModelRunner
-from octavo_worker.models import KVCache, resolve_model_class
+from octavo_worker.models import KVCache, RunnableModel, resolve_model_class
+from octavo_worker.parallel_model import ParallelModel
+from octavo_worker.parallel_model_runner import ParallelModelRunner
+from octavo_worker.parallel_state import ParallelGroup, ParallelPlace
+from octavo_worker.sharding import (
+    check_division,
+    entries_of_rank,
+    partial_names,
+    spec_of_rank,
+    vocabulary_of_rank,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +66,19 @@ class Worker:
         config: The engine's configuration; ``model_path`` is set.
         spec: The model's hyper-parameters.
         rank: Index among the workers.
+        rendezvous: Where several workers find each other, see `ParallelGroup`.
     """
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, rank: int = 0) -> None:
+    def __init__(
+        self, config: EngineConfig, spec: ModelSpec, rank: int = 0, rendezvous: str = ""
+    ) -> None:
         self._config = config
-        self._spec = spec
-        self._rank = rank
+        self._whole_spec = spec
+        self._place = ParallelPlace(
+            rank, config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
+        )
+        self._rendezvous = rendezvous
+        self._group: ParallelGroup | None = None
         self.device_memory: int | None = None  # bytes; None on a CPU
         self._max_model_len = longest_model_len(spec, config)
 
@@ -65,9 +86,12 @@ class Worker:
         """Choose device, type and threads.
 
         Raises:
-            ConfigError: The device isn't there, or hasn't the memory that it is to use.
+            ConfigError: The device isn't there, or hasn't the memory that it is to use; or the
+                model can't be divided among so many workers.
         """
-        self.device = resolve_device(self._config, self._rank)
+        check_division(self._whole_spec, self._place)
+        self._spec = spec_of_rank(self._whole_spec, self._place)
+        self.device = resolve_device(self._config, self._place.rank)
         wanted = self._config.model.dtype
         self.dtype = resolve_dtype(wanted, self._spec.dtype, self.device)
         self._form = resolve_weight_form(self._config, self.device, self.dtype)
@@ -85,9 +109,11 @@ class Worker:
             self._spec.dtype or "nothing",
         )
         if self.device.type == "cpu":
-            use_cpu_threads(self._config.device.cpu_threads)
+            use_cpu_threads(self._config.device.cpu_threads, self._num_workers_here())
+            self._connect()
             return
         torch.cuda.set_device(self.device)
+        self._connect()
         self._free_at_start, total = torch.cuda.mem_get_info(self.device)
         self.device_memory = total
         share = self._config.cache.gpu_memory_utilization
@@ -108,21 +134,17 @@ class Worker:
         """
         with one_torch_thread():
             weights = load_weights(
-                self._spec, self._config.model_path, self._form, self.device, on_progress
+                self._whole_spec,
+                self._config.model_path,
+                self._form,
+                self.device,
+                on_progress,
+                self._place,
             )
         self._weight_kinds = {
             part.kind for weight in weights.values() if isinstance(weight, tuple) for part in weight
         }
-        model = resolve_model_class(self._spec)(
-            self._spec, weights, self._max_model_len, self.device
-        )
-        self.model = model
-        self.runner = ModelRunner(
-            model,
-            max_num_seqs=self._config.scheduler.max_num_seqs,
-            block_size=self._config.cache.block_size,
-            device=self.device,
-        )
+        self.model, self.runner = self._make_runner(weights)
 
     def determine_available_memory(self) -> int:
         """Return the bytes that are left for the KV cache beside a full step.
@@ -158,16 +180,74 @@ class Worker:
             ),
         )
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        """Run one step's forward pass; `sample_tokens` raises its errors."""
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, outputs: Sequence[ModelRunnerOutput] = ()
+    ) -> None:
+        """Run one step's forward pass; `sample_tokens` raises its errors.
+
+        Args:
+            scheduler_output: The step.
+            outputs: For a stage of a pipeline before the last, what steps before it sampled.
+        """
+        if isinstance(self.runner, ParallelModelRunner):
+            self.runner.learn(outputs)
         self.runner.execute_model(scheduler_output)
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         """Sample from the oldest step not yet sampled."""
         return self.runner.sample_tokens(grammar)
 
+    def close(self) -> None:
+        """Let go of the other workers."""
+        if self._group is not None:
+            self._group.close()
+
+    def _connect(self) -> None:
+        """Find the other workers."""
+        if self._place.world_size > 1:
+            self._group = ParallelGroup(self._place, self.device, self._rendezvous)
+
+    def _num_workers_here(self) -> int:
+        """Workers that share this machine's cores and memory."""
+        return self._place.world_size * self._config.parallel.data_parallel_size
+
+    def _make_runner(self, weights: dict[str, Weight]) -> tuple[RunnableModel, ModelRunner]:
+        """Make the model, or this worker's part of it, and what runs it."""
+        whole, group = self._whole_spec, self._group
+        model_class = resolve_model_class(whole)
+        options: dict[str, Any] = {
+            "max_num_seqs": self._config.scheduler.max_num_seqs,
+            "block_size": self._config.cache.block_size,
+            "device": self.device,
+        }
+        if group is None:
+            alone = model_class(whole, weights, self._max_model_len, self.device)
+            return alone, ModelRunner(alone, **options)
+        entries = entries_of_rank(whole, self._place, model_class.weight_layout)
+        mine = ParallelWeights(
+            weights, group, partial_names(entries), vocabulary_of_rank(whole, self._place)
+        )
+        model = ParallelModel(
+            model_class(self._spec, mine, self._max_model_len, self.device),
+            whole,
+            group,
+            self.dtype,
+            self.device,
+        )
+        return model, ParallelModelRunner(model, self._place, **options)
+
     def _compile_kernels(self, on_progress: ProgressCallback) -> None:
-        """Compile what the model needs and this machine has not compiled before."""
+        """Compile what the model needs and this machine has not compiled before.
+
+        One of several workers does it, and the others find it done.
+        """
+        if self._group is not None and self._place.rank > 0:
+            self._group.barrier()
+        self._compile_missing(on_progress)
+        if self._group is not None and self._place.rank == 0:
+            self._group.barrier()
+
+    def _compile_missing(self, on_progress: ProgressCallback) -> None:
         if reference_forced():
             return
         kernels = operation_kernels(self.kv_cache_dtype)
@@ -195,7 +275,7 @@ class Worker:
         2,048 tokens would take the starter model 5 s on 2 cores. That the model runs at all
         is shown by `warm_up`.
         """
-        available = available_cpu_memory()
+        available = available_cpu_memory() // self._num_workers_here()
         activations = self._activation_bytes()
         wanted = self._config.cache.kv_cache_memory
         if wanted is not None:

@@ -22,6 +22,8 @@ from octavo_worker.loading.gguf import GGUFCheckpoint
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
 from octavo_worker.loading.weight_form import QUANTIZED_BLOCK, VOCABULARY_KIND, WeightForm
 from octavo_worker.models import WeightEntry, WeightPart, resolve_model_class
+from octavo_worker.parallel_state import ONLY_WORKER, ParallelPlace
+from octavo_worker.sharding import entries_of_rank
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +36,17 @@ def load_weights(
     form: WeightForm,
     device: torch.device,
     on_progress: ProgressCallback,
+    place: ParallelPlace = ONLY_WORKER,
 ) -> dict[str, Weight]:
-    """Load every tensor of a model.
+    """Load every tensor of a model, or a worker's part of it.
 
     Args:
-        spec: The model's hyper-parameters.
+        spec: The whole model's hyper-parameters.
         path: A folder with safetensors files, or a .gguf file.
         form: How weights are to be kept.
         device: Where the result is to be; packed matrices are for a CPU.
         on_progress: Told about the share of weights that is there.
+        place: Of this worker, which reads only its part.
 
     Returns:
         The tensors of the model class's `weight_layout`, by its names.
@@ -54,13 +58,17 @@ def load_weights(
     layout = resolve_model_class(spec).weight_layout(spec)
     with closing(open_checkpoint(path)) as checkpoint:
         _check_nothing_left_over(spec, layout, checkpoint)
-        total = sum(math.prod(part.shape) for entry in layout for part in entry.parts)
+        layout = entries_of_rank(spec, place, resolve_model_class(spec).weight_layout)
+        total = sum(math.prod(part.read_shape) for entry in layout for part in entry.parts)
         done = 0
         weights: dict[str, Weight] = {}
         for entry in layout:
             weights[entry.name] = _load_entry(entry, weights, checkpoint, form, device)
-            done += sum(math.prod(part.shape) for part in entry.parts)
+            done += sum(math.prod(part.read_shape) for part in entry.parts)
             on_progress(STAGE, done / total)
+    if not place.is_first_stage:  # there only for what is tied to it
+        for entry in layout:
+            weights.pop(entry.tied_to or "", None)
     return weights
 
 
@@ -103,12 +111,13 @@ def _read_whole(
     entry: WeightEntry, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Read an entry's parts into one tensor."""
-    rows = sum(part.shape[0] for part in entry.parts)
-    tensor = torch.empty((rows, *entry.parts[0].shape[1:]), dtype=dtype, device=device)
+    shapes = [part.read_shape for part in entry.parts]
+    rows = sum(shape[0] for shape in shapes)
+    tensor = torch.empty((rows, *shapes[0][1:]), dtype=dtype, device=device)
     first = 0
-    for part in entry.parts:
-        checkpoint.read_into(part.name, tensor[first : first + part.shape[0]])
-        first += part.shape[0]
+    for part, shape in zip(entry.parts, shapes, strict=True):
+        checkpoint.read_into(part.name, tensor[first : first + shape[0]], part.piece)
+        first += shape[0]
     return tensor
 
 
@@ -117,18 +126,19 @@ def _pack(
 ) -> PackedWeight:
     """Read one matrix in the form that it is to be kept in."""
     if form.quantization == "auto":
-        return checkpoint.read_packed(part.name, form.dense_dtype)
+        return checkpoint.read_packed(part.name, form.dense_dtype, part.piece)
     kind = form.quantization
     if kind == "q4_0" and is_vocabulary:
         kind = VOCABULARY_KIND
-    if part.shape[1] % QUANTIZED_BLOCK:
+    inputs = part.read_shape[1]
+    if inputs % QUANTIZED_BLOCK:
         raise ConfigError(
             f"quantization={form.quantization} needs inputs in multiples of {QUANTIZED_BLOCK}, "
-            f"but tensor {part.name} has {part.shape[1]}; use --quantization auto.",
+            f"but tensor {part.name} has {inputs}; use --quantization auto.",
             field="quantization",
         )
-    wide = torch.empty(part.shape)
-    checkpoint.read_into(part.name, wide)
+    wide = torch.empty(part.read_shape)
+    checkpoint.read_into(part.name, wide, part.piece)
     return quantize_weight(wide, kind)
 
 

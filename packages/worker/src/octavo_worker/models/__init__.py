@@ -2,5 +2,13 @@
 
 from octavo_worker.models.model import KVCache, Model, WeightEntry, WeightPart
 from octavo_worker.models.registry import resolve_model_class
+from octavo_worker.models.runnable_model import RunnableModel
 
-__all__ = ["KVCache", "Model", "WeightEntry", "WeightPart", "resolve_model_class"]
+__all__ = [
+    "KVCache",
+    "Model",
+    "RunnableModel",
+    "WeightEntry",
+    "WeightPart",
+    "resolve_model_class",
+]

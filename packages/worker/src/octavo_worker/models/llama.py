@@ -28,6 +28,7 @@ from octavo_worker.layers.weight import Weight, tensor_of
 from octavo_worker.models.model import KVCache, WeightEntry, WeightPart
 
 EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
 
 
@@ -52,13 +53,14 @@ class LlamaForCausalLM:
         device: torch.device,
     ) -> None:
         self._eps = spec.rms_norm_eps
-        self._embedding = Embedding(weights[EMBEDDING])
+        self._embedding = Embedding.of(weights, EMBEDDING)
         self._layers = [
             LlamaDecoderLayer(spec, weights, f"model.layers.{index}")
             for index in range(spec.num_hidden_layers)
         ]
-        self._norm = tensor_of(weights, "model.norm.weight")
-        self._lm_head = Linear(weights[LM_HEAD])
+        # A stage of a pipeline that is not the last has neither.
+        self._norm = tensor_of(weights, NORM) if NORM in weights else None
+        self._lm_head = Linear(weights[LM_HEAD]) if LM_HEAD in weights else None
         self._cos_sin_cache = build_cos_sin_cache(spec, max_model_len, device)
         self._decoder = self._join_layers(spec) if fits_one_call(spec, weights) else None
 
@@ -75,7 +77,7 @@ class LlamaForCausalLM:
         entries = [WeightEntry(EMBEDDING, (embedding,), is_vocabulary=True)]
         for index in range(spec.num_hidden_layers):
             entries += LlamaDecoderLayer.weight_layout(spec, f"model.layers.{index}")
-        entries.append(_whole("model.norm.weight", spec.hidden_size))
+        entries.append(_whole(NORM, spec.hidden_size))
         head = WeightPart(LM_HEAD, embedding_shape)
         tied_to = EMBEDDING if spec.tie_word_embeddings else None
         entries.append(WeightEntry(LM_HEAD, (head,), tied_to, is_vocabulary=True))
@@ -109,13 +111,16 @@ class LlamaForCausalLM:
             hidden, residual = layer.forward(
                 hidden, residual, positions, self._cos_sin_cache, kv_cache, metadata
             )
-        return rms_norm(hidden + residual, self._norm, self._eps)
+        hidden = hidden + residual
+        return hidden if self._norm is None else rms_norm(hidden, self._norm, self._eps)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Compute ``[num_rows, vocab_size]`` float32 from ``[num_rows, hidden_size]``."""
+        assert self._lm_head is not None
         return self._lm_head(hidden_states).float()
 
     def _join_layers(self, spec: ModelSpec) -> Decoder:
+        assert self._norm is not None
         return Decoder(
             [layer.packed() for layer in self._layers],
             self._norm,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo_core.model_spec import ModelSpec
 from octavo_kernels import AttentionMetadata
+from octavo_worker.layers.piece import Piece, shape_of_piece
 from octavo_worker.layers.weight import Weight
 
 
@@ -21,10 +22,22 @@ class KVCache(NamedTuple):
 
 
 class WeightPart(NamedTuple):
-    """One tensor of a checkpoint, under the name that transformers saves it with."""
+    """One tensor of a checkpoint, under the name that transformers saves it with.
+
+    Attributes:
+        name: Its name.
+        shape: Its whole shape.
+        piece: What is read of it; None for all.
+    """
 
     name: str
     shape: tuple[int, ...]
+    piece: Piece | None = None
+
+    @property
+    def read_shape(self) -> tuple[int, ...]:
+        """Shape of what is read."""
+        return shape_of_piece(self.shape, self.piece)
 
 
 class WeightEntry(NamedTuple):
