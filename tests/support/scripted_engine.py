@@ -16,6 +16,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
+import setproctitle
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
@@ -76,6 +77,7 @@ def write_byte_model(folder: Path, **config: object) -> Path:
 def run_scripted_engine(address: str, log_level: str) -> None:
     """Take the place of `octavo_server.engine_process.run_engine`."""
     exit_with_parent()
+    setproctitle.setproctitle("octavo: engine")
     configure_logging(log_level, "engine")
     sys.exit(serve_engine(FrontLink(address), _build, preload="json"))
 
