@@ -19,7 +19,7 @@ from octavo_core.config import resolve_config
 from octavo_core.errors import OctavoError
 from octavo_server import model_source
 from octavo_server.front import run_front
-from support import scripted_engine
+from support import front_hooks, scripted_engine
 
 if __name__ == "__main__":
     target, *pairs = sys.argv[1:]
@@ -27,8 +27,9 @@ if __name__ == "__main__":
         model_source.resolve_model = scripted_engine.slow_download
         target = "run_slow_start"
     config = resolve_config(dict(pair.split("=", 1) for pair in pairs))
+    engine = getattr(scripted_engine, target, None) or getattr(front_hooks, target)()
     try:
-        sys.exit(run_front(config, getattr(scripted_engine, target)))
+        sys.exit(run_front(config, engine))
     except OctavoError as error:
         sys.exit(f"error: {error}")
 """
