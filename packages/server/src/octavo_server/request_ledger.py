@@ -18,7 +18,7 @@ MAX_CRASHES = 2
 # when the engine died is computed again first: a few steps' tokens.
 TRIAL_TOKENS = 4
 # Most trials after a crash. One takes a prefill and a few steps.
-MAX_TRIALS = 32
+MAX_TRIALS = 128
 
 
 class _Entry:
