@@ -20,10 +20,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import pytest
 
 from support.server import children_of, command_line, is_running
 
 Figures = dict[str, float]
+
+# For what takes minutes, or starts a real model several times: `nox -s faults` runs it.
+LONG = pytest.mark.skipif(
+    not os.environ.get("OCTAVO_LONG_FAULTS"), reason="a long one: nox -s faults"
+)
 
 
 @dataclass
