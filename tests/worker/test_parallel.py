@@ -2,6 +2,7 @@
 
 import psutil
 import pytest
+
 from support import engine_texts
 
 TINY = {

@@ -192,6 +192,14 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size: Annotated[
         int, Meta(ge=1, le=256, description="Whole engines behind one server.")
     ] = 1
+    heartbeat_timeout: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds without a sign of life after which the engine or a worker counts "
+            "as dead. A step may take longer.",
+        ),
+    ] = 6.0
 
     @property
     def world_size(self) -> int:
@@ -215,6 +223,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0, description="Seconds that running requests get to finish after SIGTERM."),
     ] = 30.0
+    engine_restart: Annotated[
+        bool,
+        Meta(
+            description="Replace an engine that has crashed, and go on with the requests that it "
+            "had."
+        ),
+    ] = True
+    write_timeout: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds that a client may leave waiting what the server sends it, before "
+            "its connection is cut.",
+        ),
+    ] = 60.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least severe line logged.")
     ] = "info"

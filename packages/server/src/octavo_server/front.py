@@ -23,7 +23,12 @@ import setproctitle
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError, EngineDeadError
 from octavo_server import __version__
-from octavo_server.engine_process import EngineProcess, EngineTarget, engine_target
+from octavo_server.engine_process import (
+    EngineProcess,
+    EngineSpawner,
+    EngineTarget,
+    engine_target,
+)
 from octavo_server.logging_setup import configure_logging
 
 if TYPE_CHECKING:
@@ -49,7 +54,7 @@ _LOADING_THREAD = "loading"
 
 
 def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
-    """Serve until a signal or the engine's death.
+    """Serve until a signal or the engine's death for good.
 
     Args:
         config: All settings; the model's path is found here.
@@ -72,15 +77,16 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
         noted: list[int] = []
         for signal_number in _SIGNALS:
             signal.signal(signal_number, lambda number, _frame: noted.append(number))
-        # The engine spends seconds on importing torch; it starts before our own imports.
-        engine = EngineProcess(
+        spawner = EngineSpawner(
             config.server.log_level,
             target or engine_target(config.parallel.backend),
         )
+        # The engine spends seconds on importing torch; it starts before our own imports.
+        engine = spawner.spawn()
         try:
-            code = asyncio.run(_Front(config, listener, engine, noted).run())
+            code = asyncio.run(_Front(config, listener, engine, spawner, noted).run())
         finally:
-            engine.end(grace=0.0)
+            spawner.end()
             _join_loading_thread()
     _flush_output()
     return code
@@ -125,12 +131,14 @@ class _Front:
         config: EngineConfig,
         listener: socket.socket,
         engine: EngineProcess,
+        spawner: EngineSpawner,
         noted_signals: list[int],
     ) -> None:
         self._noted_signals = noted_signals
         self._config = config
         self._listener = listener
         self._engine = engine
+        self._spawner = spawner
         self._stop_requests = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -141,8 +149,11 @@ class _Front:
         from octavo_server.api.app import create_app
         from octavo_server.api.context import ServerContext
         from octavo_server.engine_client import EngineClient
+        from octavo_server.supervisor import Supervisor
 
-        client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs)
+        restarts = self._config.server.engine_restart
+        supervisor = Supervisor(self._spawner.spawn) if restarts else None
+        client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs, supervisor)
         context = ServerContext(client)
         server = _make_server(create_app(context), self._config)
         self._serving = asyncio.create_task(server.serve(sockets=[self._listener]))

@@ -36,7 +36,7 @@ class Call:
         if isinstance(reply, messages.Failure):
             self.fail(messages.error_of(reply))
             return
-        assert not isinstance(reply, messages.Progress)
+        assert not isinstance(reply, messages.Progress | messages.Heartbeat)
         self.future.set_result(reply)
         self.events.put(self)
 

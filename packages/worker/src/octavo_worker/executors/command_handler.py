@@ -19,7 +19,7 @@ class CommandHandler:
 
     Args:
         rank: Index among the workers.
-        config: An `EngineConfig` in msgpack.
+        config: The engine's configuration.
         spec: A `ModelSpec` in msgpack.
         rendezvous: Where the workers find each other; empty for one alone.
         report: Sends a `Progress`.
@@ -28,7 +28,7 @@ class CommandHandler:
     def __init__(
         self,
         rank: int,
-        config: bytes,
+        config: EngineConfig,
         spec: bytes,
         rendezvous: str,
         report: Callable[[messages.Progress], None],
@@ -39,7 +39,7 @@ class CommandHandler:
         self._rank = rank
         self._send_progress = report
         self._worker = Worker(
-            msgspec.msgpack.decode(config, type=EngineConfig),
+            config,
             msgspec.msgpack.decode(spec, type=ModelSpec),
             rank,
             rendezvous,

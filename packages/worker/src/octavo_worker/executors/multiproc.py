@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 from collections import deque
+from concurrent.futures import Future
 
 import msgspec
 import zmq
@@ -15,9 +16,9 @@ import zmq
 from octavo_core.config import EngineConfig
 from octavo_core.errors import EngineDeadError
 from octavo_core.model_spec import ModelSpec
-from octavo_core.process import start_without_interrupts
+from octavo_core.process import HeartbeatMonitor, start_without_interrupts
 from octavo_worker.executors import messages
-from octavo_worker.executors.call import Call
+from octavo_worker.executors.call import Call, FinalReply
 from octavo_worker.executors.worker_process import run_worker
 from octavo_worker.executors.workers import WorkersExecutor
 
@@ -41,8 +42,9 @@ class MultiprocExecutor(WorkersExecutor):
         self._folder = tempfile.TemporaryDirectory(prefix="octavo-", ignore_cleanup_errors=True)
         self._context = zmq.Context()
         encoded = msgspec.msgpack.encode(config), msgspec.msgpack.encode(spec)
+        timeout = config.parallel.heartbeat_timeout
         workers = [
-            WorkerProcess(rank, self._context, self._folder.name, *encoded)
+            WorkerProcess(rank, self._context, self._folder.name, *encoded, timeout)
             for rank in range(config.parallel.world_size)
         ]
         super().__init__(config, workers)
@@ -66,6 +68,7 @@ class WorkerProcess:
         folder: Private directory, for the sockets and for what workers find each other by.
         config: An `EngineConfig` in msgpack.
         spec: A `ModelSpec` in msgpack.
+        heartbeat_timeout: Seconds without a sign of life after which it counts as dead.
     """
 
     def __init__(
@@ -75,8 +78,11 @@ class WorkerProcess:
         folder: str,
         config: bytes,
         spec: bytes,
+        heartbeat_timeout: float,
     ) -> None:
         self._rank = rank
+        self._heartbeat_timeout = heartbeat_timeout
+        self._is_serving = False  # importing and loading may hold the interpreter for long
         self._lock = threading.Lock()
         self._calls: deque[Call] = deque()
         self._death: str | None = None
@@ -123,6 +129,8 @@ class WorkerProcess:
 
     def start(self, call: Call, command: messages.Command) -> None:
         """Send a command whose reply `call` gets; an error, if the worker is gone."""
+        if isinstance(command, messages.WarmUp):
+            call.future.add_done_callback(self._begin_to_watch)
         with self._lock:
             if self._death is None:
                 self._calls.append(call)
@@ -161,27 +169,39 @@ class WorkerProcess:
             self._reader.join()
         self._commands.close()
 
+    def _begin_to_watch(self, warm: Future[FinalReply]) -> None:
+        self._is_serving = True
+
     def _read_replies(self, replies: zmq.Socket[bytes]) -> None:
         """Hand replies to the calls they answer, until the process ends."""
         poller = zmq.Poller()
         poller.register(replies, zmq.POLLIN)
         poller.register(self._process.sentinel, zmq.POLLIN)
+        monitor = HeartbeatMonitor(self._heartbeat_timeout)
         alive = True
+        silence = ""
         try:
             while alive:
-                alive = self._process.sentinel not in dict(poller.poll())
+                ready = dict(poller.poll(int(monitor.interval * 1000)))
+                alive = self._process.sentinel not in ready
                 # After the end, what it still said is read before it is declared dead.
                 while replies.poll(0 if alive else 100):
+                    monitor.beat()
                     self._take(messages.decode_reply(replies.recv()))
+                if not ready and not monitor.tick() and self._is_serving and not silence:
+                    silence = f": it gave no sign of life for {self._heartbeat_timeout:g} seconds"
+                    self._process.kill()
         except Exception:
             # Nobody else reads replies, so calls would wait for ever.
             logger.exception("a reply of worker %d can't be read; ending it", self._rank)
             self._process.kill()
         replies.close()
         self._process.join()
-        self._declare_dead()
+        self._declare_dead(silence)
 
     def _take(self, reply: messages.Reply) -> None:
+        if isinstance(reply, messages.Heartbeat):
+            return
         with self._lock:
             call = self._calls[0]
             if not isinstance(reply, messages.Progress):
@@ -191,13 +211,15 @@ class WorkerProcess:
         else:
             call.finish(reply)
 
-    def _declare_dead(self) -> None:
+    def _declare_dead(self, why: str) -> None:
         exit_code = self._process.exitcode
         how = f"exit code {exit_code}"
         if exit_code is not None and exit_code < 0:
             how = f"signal {signal.Signals(-exit_code).name}"
         with self._lock:
-            self._death = f"worker {self._rank} (process {self._process.pid}) has ended with {how}"
+            self._death = (
+                f"worker {self._rank} (process {self._process.pid}) has ended with {how}{why}"
+            )
             calls, self._calls = list(self._calls), deque()
         for call in calls:
             call.fail(EngineDeadError(self._death))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+import msgspec
 import zmq
 from setproctitle import setproctitle
 
-from octavo_core.process import exit_with_parent
+from octavo_core.config import EngineConfig
+from octavo_core.process import BEATS_PER_TIMEOUT, exit_with_parent, start_heartbeat
 from octavo_worker.executors import messages
 from octavo_worker.executors.command_handler import CommandHandler
 
@@ -38,12 +41,18 @@ def run_worker(
         commands.linger, replies.linger = 0, 1000
         commands.bind(commands_address)
         replies.connect(replies_address)
+        # A socket belongs to one thread, and beats come from one of their own.
+        beats = context.socket(zmq.PUSH)
+        beats.linger, beats.sndhwm = 0, BEATS_PER_TIMEOUT
+        beats.connect(replies_address)
+        decoded = msgspec.msgpack.decode(config, type=EngineConfig)
+        heart = start_heartbeat(decoded.parallel.heartbeat_timeout, lambda: _beat(beats))
 
         def send(reply: messages.Reply) -> None:
             replies.send(messages.encode(reply))
 
         try:
-            handler = CommandHandler(rank, config, spec, rendezvous, send)
+            handler = CommandHandler(rank, decoded, spec, rendezvous, send)
             while True:
                 command = messages.decode_command(commands.recv())
                 if isinstance(command, messages.Stop):
@@ -53,5 +62,13 @@ def run_worker(
                     send(reply)
             handler.close()
         finally:
+            heart.set()
+            beats.close()
             commands.close()
             replies.close()
+
+
+def _beat(beats: zmq.Socket[bytes]) -> None:
+    # Full, or closed in the meantime: nobody waits for this one.
+    with contextlib.suppress(zmq.ZMQError):
+        beats.send(messages.encode(messages.Heartbeat()), zmq.NOBLOCK)
