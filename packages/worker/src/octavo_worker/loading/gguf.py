@@ -73,6 +73,10 @@ class GGUFCheckpoint:
         """Return a tensor's shape."""
         return self._tensors[name].shape
 
+    def float_dtype(self, name: str) -> torch.dtype:
+        """Return a tensor's type; float32 for one that is quantized."""
+        return _FLOATS.get(self._tensors[name].type.name, torch.float32)
+
     def read_into(self, name: str, out: Tensor) -> None:
         """Unpack one tensor to `out`.
 
