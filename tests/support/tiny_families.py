@@ -67,6 +67,20 @@ _OPT = {
 }
 
 
+_MLA = {
+    "head_dim": 8,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
+
+
 class Family(NamedTuple):
     """A model to make.
 
@@ -160,6 +174,20 @@ FAMILIES = {
         },
     ),
     "mixtral": Family("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "deepseek-v2": Family("DeepseekV2", {**_MLA, "q_lora_rank": None, "n_shared_experts": 2}),
+    "deepseek-v3": Family(
+        "DeepseekV3",
+        {
+            **_MLA,
+            "q_lora_rank": 24,
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
     "opt": Family("OPT", common=_OPT),
     "opt projected": Family(
         "OPT", {"word_embed_proj_dim": 40, "do_layer_norm_before": False}, common=_OPT
@@ -188,6 +216,9 @@ def make_model(family: Family, **changes: Any) -> transformers.PreTrainedModel:
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "sinks")) or "norm" in name or ".ln_" in name:
             torch.nn.init.normal_(parameter, mean=float("norm.weight" in name), std=0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
     return model
 
 

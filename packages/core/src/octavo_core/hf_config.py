@@ -62,6 +62,7 @@ _COPIED = (
     "n_group",
     "topk_group",
     "topk_method",
+    "rope_interleave",
     "do_layer_norm_before",
     "scale_attn_by_inverse_layer_idx",
     "swiglu_alpha",

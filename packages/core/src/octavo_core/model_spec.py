@@ -53,6 +53,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         norm_topk_prob: The weights of a token's experts are brought to a sum of one.
         routed_scaling_factor: Factor of the weights of experts.
         n_group: Groups of experts, of which a token looks at `topk_group`.
+        rope_interleave: With MLA, neighbours are rotated together; otherwise halves.
         do_layer_norm_before: Norms stand before attention and feed-forward, not behind.
         scale_attn_by_inverse_layer_idx: Scores are divided by the layer's number, from 1.
         quantization: How the checkpoint's weights are stored, if not plainly.
@@ -102,6 +103,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     topk_group: int = 1
     topk_method: str | None = None
     do_layer_norm_before: bool = True
+    rope_interleave: bool = True
     scale_attn_by_inverse_layer_idx: bool = False
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -55,6 +56,16 @@ class AttentionKind:
         """Width of all queries, keys and values."""
         kv_size = self.num_kv_heads * self.head_dim
         return [self.num_heads * self.head_dim, kv_size, kv_size]
+
+
+class AttentionLayer(Protocol):
+    """The part of a layer in which tokens see each other."""
+
+    def forward(
+        self, hidden: Tensor, positions: Tensor, kv_cache: KVCache, metadata: AttentionMetadata
+    ) -> Tensor:
+        """Attend; ``[num_tokens, hidden_size]`` in and out."""
+        ...
 
 
 class Attention:

@@ -72,9 +72,9 @@ class MixtureOfExperts:
         """
         hidden, width = spec.hidden_size, spec.moe_intermediate_size
         gate, up, down = names
-        # Whose scores are near each other must not be decided by how the router is packed.
+        # Experts that are about as good are not told apart by rounding.
         router = WeightPart(f"{prefix}.gate.weight", (spec.num_experts, hidden))
-        entries = [WeightEntry(router.name, (router,), is_plain=True)]
+        entries = [WeightEntry(router.name, (router,), is_plain=True, dtype=torch.float32)]
         for index in range(spec.num_experts):
             expert = f"{prefix}.experts.{index}"
             entries += linear_entries(expert, "gate_up_proj", {gate: width, up: width}, hidden)
@@ -86,7 +86,7 @@ class MixtureOfExperts:
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute; ``[num_tokens, hidden_size]`` in and out."""
-        weights, experts = self._router(self._gate(hidden))
+        weights, experts = self._router(self._gate(hidden.float()))
         if self._joined is not None:
             output = fused_moe(hidden, self._joined, weights, experts)
         else:

@@ -16,7 +16,7 @@ from torch import Tensor
 from octavo_core.model_spec import ModelSpec
 from octavo_kernels import AttentionMetadata, Decoder, DecoderLayer
 from octavo_worker.layers.activation import GATED, KERNEL_NAMES, check_activation
-from octavo_worker.layers.attention import FamilyAttention
+from octavo_worker.layers.attention import AttentionKind, AttentionLayer, FamilyAttention
 from octavo_worker.layers.embedding import Embedding
 from octavo_worker.layers.kv_cache import KVCache
 from octavo_worker.layers.linear import Linear
@@ -44,7 +44,7 @@ class LlamaDecoderLayer:
             return RMSNorm(tensor_of(weights, f"{prefix}.{name}.weight"), spec.rms_norm_eps)
 
         self._input_norm = norm("input_layernorm")
-        self._attention = FamilyAttention(spec, weights, f"{prefix}.self_attn", index, rotary)
+        self._attention = self.make_attention(spec, weights, f"{prefix}.self_attn", index, rotary)
         self._post_attention_norm = norm("post_attention_layernorm")
         self._mlp = self.make_mlp(spec, weights, prefix, index)
 
@@ -63,6 +63,17 @@ class LlamaDecoderLayer:
     def attention_layout(cls, spec: ModelSpec, prefix: str, index: int) -> list[WeightEntry]:
         """List the tensors of attention."""
         return FamilyAttention.weight_layout(spec, prefix, index)
+
+    def make_attention(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, Weight],
+        prefix: str,
+        index: int,
+        rotary: Rotary,
+    ) -> AttentionLayer:
+        """Make the attention of `attention_layout`."""
+        return FamilyAttention(spec, weights, prefix, index, rotary)
 
     @classmethod
     def mlp_layout(cls, spec: ModelSpec, prefix: str, index: int) -> list[WeightEntry]:
@@ -91,15 +102,12 @@ class LlamaDecoderLayer:
         hidden, residual = self._post_attention_norm.after_add(hidden, residual)
         return self._mlp.forward(hidden), residual
 
-    @property
-    def scale(self) -> float:
-        """Factor of the attention scores."""
-        return self._attention.kind.scale
-
     def packed(self) -> DecoderLayer:
         """Return the layer's weights for `Decoder`."""
         attention, mlp = self._attention, self._mlp
-        assert isinstance(mlp, GatedMLP)  # `fits_one_call` has seen to it
+        # `fits_one_call` has seen to it
+        assert isinstance(attention, FamilyAttention)
+        assert isinstance(mlp, GatedMLP)
         query_norm, key_norm = attention.query_norm, attention.key_norm
         return DecoderLayer(
             input_norm=self._input_norm.weight,
@@ -144,6 +152,7 @@ class LlamaForCausalLM:
         ]
         self._norm = RMSNorm(tensor_of(weights, NORM), spec.rms_norm_eps)
         self._lm_head = Linear(weights[LM_HEAD])
+        self._scale = AttentionKind.of_layer(spec, 0).scale
         self._decoder = None
         if fits_one_call(spec, weights):
             self._decoder = self._join_layers(spec, rotaries[0])
@@ -184,8 +193,7 @@ class LlamaForCausalLM:
         """
         hidden = self._embedding(input_ids)
         if self._decoder is not None:
-            scale = self._layers[0].scale
-            return self._decoder.forward(hidden, positions, kv_caches, metadata[0], scale)
+            return self._decoder.forward(hidden, positions, kv_caches, metadata[0], self._scale)
         residual = torch.zeros_like(hidden)
         for layer, kv_cache, seen in zip(self._layers, kv_caches, metadata, strict=True):
             hidden, residual = layer.forward(hidden, residual, positions, kv_cache, seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo_core.errors import ModelError
 from octavo_core.model_spec import ModelSpec
+from octavo_worker.models.deepseek import DeepseekForCausalLM
 from octavo_worker.models.gemma import GemmaForCausalLM
 from octavo_worker.models.gpt2 import GPT2LMHeadModel
 from octavo_worker.models.gpt_oss import GptOssForCausalLM
@@ -14,6 +15,8 @@ from octavo_worker.models.opt import OPTForCausalLM
 from octavo_worker.models.phi3 import Phi3ForCausalLM
 
 MODELS: dict[str, type[Model]] = {
+    "DeepseekV2ForCausalLM": DeepseekForCausalLM,
+    "DeepseekV3ForCausalLM": DeepseekForCausalLM,
     "Gemma2ForCausalLM": GemmaForCausalLM,
     "Gemma3ForCausalLM": GemmaForCausalLM,
     "GemmaForCausalLM": GemmaForCausalLM,
