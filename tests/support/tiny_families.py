@@ -119,7 +119,12 @@ FAMILIES = {
     "mistral window": Family("Mistral", {"sliding_window": 12}),
     "phi3": Family(
         "Phi3",
-        {"rope_parameters": _LONGROPE, "sliding_window": 20, "hidden_size": 96},
+        {
+            "rope_parameters": _LONGROPE,
+            "original_max_position_embeddings": 128,
+            "sliding_window": 20,
+            "hidden_size": 96,
+        },
     ),
     "phi4": Family(
         "Phi3",

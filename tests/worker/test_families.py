@@ -6,7 +6,6 @@ few blocks that requests are preempted, and meets a prompt again that is in its 
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,10 +15,9 @@ from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreRequest
 from octavo_worker.executors.uniproc import UniProcExecutor
-from octavo_worker.kv_caches import allocate_kv_caches
 from octavo_worker.loading import WeightForm, load_weights
-from octavo_worker.model_runner import ModelRunner
 from octavo_worker.models import resolve_model_class
+from support.one_prompt import prompt_logits
 from support.tiny_families import FAMILIES, VOCAB_SIZE, save_family
 
 # Both compute in float32 and sum in another order. Logits are of order one.
@@ -146,23 +144,6 @@ def test_packed_weights_give_the_same_logits(family, changes, tmp_path):
     token_ids = torch.randint(0, VOCAB_SIZE, (40,)).tolist()
     with torch.inference_mode():
         expected = reference(torch.tensor([token_ids])).logits[0]
-    torch.testing.assert_close(_logits(model, spec, token_ids), expected, rtol=0, atol=TOLERANCE)
-
-
-@torch.inference_mode()
-def _logits(model, spec, token_ids):
-    """Compute one prompt's logits, over a cache of its own."""
-    groups = spec.kv_cache_groups()
-    runner = ModelRunner(model, max_num_seqs=1, block_size=8, device=CPU, groups=groups)
-    num_blocks = -(-len(token_ids) // 8)
-    caches = allocate_kv_caches(spec, num_blocks * len(groups), 8, torch.float32, CPU)
-    first_blocks = [group * num_blocks for group in range(len(groups))]
-    model_input = runner.to_device(
-        input_ids=np.array(token_ids, np.int32),
-        positions=np.arange(len(token_ids)),
-        query_start_loc=np.array([0, len(token_ids)]),
-        seq_lens=np.array([len(token_ids)]),
-        slot_mappings=[8 * first + np.arange(len(token_ids)) for first in first_blocks],
-        block_tables=[np.arange(first, first + num_blocks)[None] for first in first_blocks],
+    torch.testing.assert_close(
+        prompt_logits(model, spec, token_ids), expected, rtol=0, atol=TOLERANCE
     )
-    return model.compute_logits(runner.forward(model_input, caches))

@@ -168,9 +168,14 @@ class _Rope:
         context = self._number("original_max_position_embeddings")
         name = "long_factor" if self._max_position > context else "short_factor"
         factors = self._parameters.get(name)
-        if not isinstance(factors, list) or len(factors) != self._dim // 2:
+        count = self._dim // 2
+        if (
+            not isinstance(factors, list)
+            or len(factors) != count
+            or not all(isinstance(factor, int | float) and factor > 0 for factor in factors)
+        ):
             raise ModelError(
-                f"rope_type 'longrope' needs a {name} with {self._dim // 2} numbers.", field=name
+                f"rope_type 'longrope' needs a {name} with {count} positive numbers.", field=name
             )
         return self._plain() / torch.tensor(factors, dtype=torch.float32)
 
