@@ -63,7 +63,7 @@ class ParallelModel:
         input_ids: Tensor,
         positions: Tensor,
         kv_caches: Sequence[KVCache],
-        metadata: AttentionMetadata,
+        metadata: Sequence[AttentionMetadata],
     ) -> Tensor:
         """Compute this stage: hidden states come from the stage before, and go to the next."""
         self._num_tokens = len(input_ids)

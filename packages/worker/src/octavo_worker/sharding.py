@@ -19,7 +19,8 @@ from octavo_core.errors import ConfigError
 from octavo_core.memory_planner import check_parallel
 from octavo_core.model_spec import ModelSpec
 from octavo_worker.layers.piece import Piece
-from octavo_worker.models.model import WeightEntry, WeightPart
+from octavo_worker.layers.weight_entry import WeightEntry, WeightPart
+from octavo_worker.models.registry import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from octavo_worker.parallel_state import ParallelPlace
 
 Layout = Callable[[ModelSpec], list[WeightEntry]]
@@ -35,6 +36,7 @@ def check_division(spec: ModelSpec, place: ParallelPlace) -> None:
         ConfigError: The message names the size, and what it does not divide.
     """
     size = place.tensor_parallel_size
+    _check_family(spec, place)
     check_parallel(spec, place)
     for count in {spec.num_key_value_heads, *spec.layer_num_kv_heads} - {0}:
         if count % size and size % count:
@@ -50,6 +52,20 @@ def check_division(spec: ModelSpec, place: ParallelPlace) -> None:
             f"--tensor-parallel-size.",
             field="pipeline_parallel_size",
         )
+
+
+def _check_family(spec: ModelSpec, place: ParallelPlace) -> None:
+    """Refuse families whose definitions can't be divided, with those that can."""
+    for field, size, known in (
+        ("tensor_parallel_size", place.tensor_parallel_size, TENSOR_PARALLEL),
+        ("pipeline_parallel_size", place.pipeline_parallel_size, PIPELINE_PARALLEL),
+    ):
+        if size > 1 and spec.architecture not in known:
+            raise ConfigError(
+                f"{field} is {size}, but {spec.architecture} can't be divided this way yet; "
+                f"those that can are {', '.join(sorted(known))}.",
+                field=field,
+            )
 
 
 def spec_of_rank(spec: ModelSpec, place: ParallelPlace) -> ModelSpec:

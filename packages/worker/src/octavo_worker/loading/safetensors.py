@@ -18,6 +18,7 @@ from octavo_worker.layers.piece import Piece
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_PACKED_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -55,6 +56,10 @@ class SafetensorsCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape."""
         return tuple(self._slice(name).get_shape())
+
+    def float_dtype(self, name: str) -> torch.dtype:
+        """Return a tensor's type; float32 for float64."""
+        return _PACKED_DTYPES.get(self._slice(name).get_dtype(), torch.float32)
 
     def read_into(self, name: str, out: Tensor, piece: Piece | None = None) -> None:
         """Copy one tensor, or a piece of it, to `out`, converted to its type.

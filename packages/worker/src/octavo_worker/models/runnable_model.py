@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo_kernels import AttentionMetadata
-from octavo_worker.models.model import KVCache
+from octavo_worker.layers.kv_cache import KVCache
 
 
 class RunnableModel(Protocol):
@@ -19,7 +19,7 @@ class RunnableModel(Protocol):
         input_ids: Tensor,
         positions: Tensor,
         kv_caches: Sequence[KVCache],
-        metadata: AttentionMetadata,
+        metadata: Sequence[AttentionMetadata],
     ) -> Tensor:
         """Compute the last hidden states."""
         ...
