@@ -136,7 +136,7 @@ class EngineClient:
         if self.state not in (EngineState.READY, EngineState.RESTARTING):
             raise self._death.result() if self._death.done() else EngineDeadError("not started")
         assert self.output_processor is not None, "set output_processor before requests come"
-        self._check_room(len(requests))
+        check_room(self._num_in_flight, len(requests), self._max_num_queued_reqs)
         generation = Generation(self, request_id, [request.request_id for request in requests])
         self._generations[request_id] = generation
         self._num_in_flight += len(requests)
@@ -165,21 +165,6 @@ class EngineClient:
             self._link.process.process.terminate()
         self._fail(EngineDeadError("the server is shutting down"))
         await self._link.close(grace)
-
-    def _check_room(self, num_requests: int) -> None:
-        limit = self._max_num_queued_reqs
-        if num_requests > limit:
-            raise InvalidRequestError(
-                f"the request asks for {num_requests} answers (prompts × n); this server takes at "
-                f"most {limit} at a time (--max-num-queued-reqs).",
-                field="n",
-            )
-        if self._num_in_flight + num_requests > limit:
-            raise QueueFullError(
-                f"{self._num_in_flight} answers are in the queue already and this request asks for "
-                f"{num_requests}; the server takes at most {limit} (--max-num-queued-reqs). "
-                f"Try again later."
-            )
 
     def _send(self, message: wire.ToEngine) -> None:
         self._link.send(message)
@@ -391,6 +376,32 @@ class Generation:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def check_room(num_in_flight: int, num_requests: int, limit: int) -> None:
+    """Refuse requests for which there is no room.
+
+    Args:
+        num_in_flight: Answers that are owed already.
+        num_requests: Further ones.
+        limit: Most at a time.
+
+    Raises:
+        QueueFullError: Too many answers are in flight.
+        InvalidRequestError: There are more choices than ever fit.
+    """
+    if num_requests > limit:
+        raise InvalidRequestError(
+            f"the request asks for {num_requests} answers (prompts × n); this server takes at "
+            f"most {limit} at a time (--max-num-queued-reqs).",
+            field="n",
+        )
+    if num_in_flight + num_requests > limit:
+        raise QueueFullError(
+            f"{num_in_flight} answers are in the queue already and this request asks for "
+            f"{num_requests}; the server takes at most {limit} (--max-num-queued-reqs). "
+            f"Try again later."
+        )
 
 
 def join_deltas(deltas: list[OutputDelta]) -> OutputDelta:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from octavo_server.api.errors import ApiError
 from octavo_server.engine_client import EngineClient
+from octavo_server.engine_group import EngineGroup
 from octavo_server.input_processor import InputProcessor
 from octavo_server.tokenizer import Tokenizer
 
@@ -54,13 +55,13 @@ class ServerContext:
     """The state behind one app.
 
     Attributes:
-        client: The engine.
+        client: The engine, or several of them.
         model: None until start-up is done.
         drain: Set once the server takes no new requests.
         num_open: Requests that need the engine and whose answers are not out yet.
     """
 
-    client: EngineClient
+    client: EngineClient | EngineGroup
     model: LoadedModel | None = None
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     num_open: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,7 +11,8 @@ from starlette.responses import Response
 from octavo_server import __version__
 from octavo_server.api.context import ServerContext, context_of
 from octavo_server.api.errors import json_response
-from octavo_server.engine_client import EngineState
+from octavo_server.engine_client import EngineClient, EngineState
+from octavo_server.engine_group import EngineGroup
 
 router = APIRouter()
 
@@ -21,11 +24,13 @@ async def health(request: Request) -> Response:
     """Answer 200 if requests are served; else 503 with the start-up stage and progress."""
     context = context_of(request)
     status = _status(context)
-    content = {
+    content: dict[str, Any] = {
         "status": status,
         "stage": context.client.stage,
         "progress": context.client.progress,
     }
+    if isinstance(context.client, EngineGroup):
+        content["engines"] = [_engine(client) for client in context.client.clients]
     return json_response(content, 200 if status == "ok" else 503)
 
 
@@ -33,6 +38,16 @@ async def health(request: Request) -> Response:
 async def version() -> Response:
     """Answer the version of Octavo."""
     return json_response({"version": __version__})
+
+
+def _engine(client: EngineClient) -> dict[str, Any]:
+    return {
+        "state": client.state.value,
+        "stage": client.stage,
+        "num_in_flight": client.num_in_flight,
+        "num_restarts": client.num_restarts,
+        "kv_cache_usage": client.stats.kv_cache_usage,
+    }
 
 
 def _status(context: ServerContext) -> str:
