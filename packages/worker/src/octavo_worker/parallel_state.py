@@ -8,21 +8,26 @@ hands its hidden states to the same place of the next stage.
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+# psutil publishes no types.
+import psutil  # type: ignore[import-untyped]
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from octavo_core.errors import EngineError
 from octavo_core.memory_planner import pipeline_stages
 
 TIMEOUT = timedelta(minutes=30)
 """How long one waits for another: the first to compile kernels may need minutes. A worker that
 is gone is noticed by the executor, in milliseconds."""
 
-_LOOPBACK = "lo0" if os.uname().sysname == "Darwin" else "lo"
+_TCP = "tcp://"
+_LOOPBACK = "127.0.0.1"
 
 
 class ParallelPlace(NamedTuple):
@@ -88,10 +93,11 @@ class ParallelGroup:
     def __init__(self, place: ParallelPlace, device: torch.device, rendezvous: str) -> None:
         self.place = place
         self._device = device
-        is_local = not rendezvous.startswith("tcp://")
-        if is_local:
-            # gloo asks for the host's name otherwise, and listens on the address of that.
-            os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK
+        # gloo would ask for the host's name, and listen on the address of that.
+        interface = _interface_to(rendezvous)
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+        if not rendezvous.startswith(_TCP):
             rendezvous = Path(rendezvous).absolute().as_uri()
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
@@ -162,3 +168,18 @@ class ParallelGroup:
         """Let go of the connections."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _interface_to(rendezvous: str) -> str:
+    """Return the name of the network interface that leads to the other workers."""
+    own = _LOOPBACK
+    if rendezvous.startswith(_TCP):
+        host, _, port = rendezvous.removeprefix(_TCP).rpartition(":")
+        # Nothing is sent: connecting a datagram socket chooses a route, and so an address.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect((host, int(port)))
+            own = sock.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == own for address in addresses):
+            return str(name)
+    raise EngineError(f"no network interface has the address {own}")

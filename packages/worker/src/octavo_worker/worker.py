@@ -67,10 +67,17 @@ class Worker:
         spec: The model's hyper-parameters.
         rank: Index among the workers.
         rendezvous: Where several workers find each other, see `ParallelGroup`.
+        workers_here: How many share this machine's cores and memory; by default those of all
+            engines.
     """
 
     def __init__(
-        self, config: EngineConfig, spec: ModelSpec, rank: int = 0, rendezvous: str = ""
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        rank: int = 0,
+        rendezvous: str = "",
+        workers_here: int | None = None,
     ) -> None:
         self._config = config
         self._whole_spec = spec
@@ -79,6 +86,8 @@ class Worker:
         )
         self._rendezvous = rendezvous
         self._group: ParallelGroup | None = None
+        all_workers = config.parallel.world_size * config.parallel.data_parallel_size
+        self._workers_here = workers_here or all_workers
         self.device_memory: int | None = None  # bytes; None on a CPU
         self._max_model_len = longest_model_len(spec, config)
 
@@ -109,7 +118,7 @@ class Worker:
             self._spec.dtype or "nothing",
         )
         if self.device.type == "cpu":
-            use_cpu_threads(self._config.device.cpu_threads, self._num_workers_here())
+            use_cpu_threads(self._config.device.cpu_threads, self._workers_here)
             self._connect()
             return
         torch.cuda.set_device(self.device)
@@ -207,10 +216,6 @@ class Worker:
         if self._place.world_size > 1:
             self._group = ParallelGroup(self._place, self.device, self._rendezvous)
 
-    def _num_workers_here(self) -> int:
-        """Workers that share this machine's cores and memory."""
-        return self._place.world_size * self._config.parallel.data_parallel_size
-
     def _make_runner(self, weights: dict[str, Weight]) -> tuple[RunnableModel, ModelRunner]:
         """Make the model, or this worker's part of it, and what runs it."""
         whole, group = self._whole_spec, self._group
@@ -276,7 +281,7 @@ class Worker:
         2,048 tokens would take the starter model 5 s on 2 cores. That the model runs at all
         is shown by `warm_up`.
         """
-        available = available_cpu_memory() // self._num_workers_here()
+        available = available_cpu_memory() // self._workers_here
         activations = self._activation_bytes()
         wanted = self._config.cache.kv_cache_memory
         if wanted is not None:

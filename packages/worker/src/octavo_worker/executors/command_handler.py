@@ -23,6 +23,7 @@ class CommandHandler:
         spec: A `ModelSpec` in msgpack.
         rendezvous: Where the workers find each other; empty for one alone.
         report: Sends a `Progress`.
+        workers_here: How many workers share this machine; by default all of them.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class CommandHandler:
         spec: bytes,
         rendezvous: str,
         report: Callable[[messages.Progress], None],
+        workers_here: int | None = None,
     ) -> None:
         # Torch is imported here, when the process has its title and its manners.
         from octavo_worker.worker import Worker
@@ -43,6 +45,7 @@ class CommandHandler:
             msgspec.msgpack.decode(spec, type=ModelSpec),
             rank,
             rendezvous,
+            workers_here,
         )
 
     def handle(self, command: messages.Command) -> messages.Reply | None:

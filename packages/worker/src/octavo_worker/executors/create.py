@@ -32,6 +32,18 @@ def create_executor(config: EngineConfig, spec: ModelSpec) -> Executor:
         from octavo_worker.executors.multiproc import MultiprocExecutor
 
         return MultiprocExecutor(config, spec)
+    if backend == "ray":
+        try:
+            from octavo_worker.executors.ray_cluster import RayExecutor
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"distributed_executor_backend is ray (from "
+                f"{config.source_of('distributed_executor_backend')}), but {error.name} is not "
+                f"installed; pip install 'octavo-worker[ray]'.",
+                field="distributed_executor_backend",
+            ) from error
+
+        return RayExecutor(config, spec)
     from octavo_worker.executors.uniproc import UniProcExecutor
 
     return UniProcExecutor(config, spec)
