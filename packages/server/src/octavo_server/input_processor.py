@@ -232,7 +232,7 @@ class InputProcessor:
     ) -> list[EngineCoreRequest]:
         self._check_priority(priority)
         self._check_token_ids(prompt_token_ids, field)
-        self._check_stop_token_ids(params)
+        self._check_vocabulary(params)
         params = self._complete(params, self._room(len(prompt_token_ids), field))
         return [
             EngineCoreRequest(
@@ -270,14 +270,15 @@ class InputProcessor:
                     field=field,
                 )
 
-    def _check_stop_token_ids(self, params: SamplingParams) -> None:
-        for token_id in params.stop_token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                raise InvalidRequestError(
-                    f"stop_token_ids has {token_id}; token ids of this model's vocabulary are "
-                    f"0 to {self._vocab_size - 1}.",
-                    field="stop_token_ids",
-                )
+    def _check_vocabulary(self, params: SamplingParams) -> None:
+        for field in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            for token_id in getattr(params, field) or ():
+                if not 0 <= token_id < self._vocab_size:
+                    raise InvalidRequestError(
+                        f"{field} has {token_id}; token ids of this model's vocabulary are 0 to "
+                        f"{self._vocab_size - 1}.",
+                        field=field,
+                    )
 
     def _room(self, num_prompt_tokens: int, field: str) -> int:
         """Return how many tokens an answer may have; at least 1."""
@@ -303,12 +304,44 @@ class InputProcessor:
     def _complete(self, params: SamplingParams, room: int) -> SamplingParams:
         """Fill in what the engine has to know. A longer answer than there is room for is cut."""
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        return msgspec.structs.replace(
+        params = msgspec.structs.replace(
             params,
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             max_tokens=max_tokens,
             min_tokens=min(params.min_tokens, max_tokens),
             eos_token_ids=self._eos_token_ids,
+            bad_words_token_ids=spell_bad_words(params.bad_words, self.tokenizer),
+        )
+        _check_choice_left(params)
+        return params
+
+
+def spell_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences of words, each with and without a space before it.
+
+    Vocabularies spell a word in two ways: at the start of a text, and after another one.
+    """
+    spellings: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip(" ")
+        for text in (bare, f" {bare}") if bare else (word,):
+            spellings[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
+    spellings.pop((), None)
+    return tuple(spellings)
+
+
+def _check_choice_left(params: SamplingParams) -> None:
+    """Refuse rules that forbid every token from the first one on."""
+    if params.allowed_token_ids is None:
+        return
+    forbidden = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
+    if params.min_tokens:
+        forbidden |= {*params.eos_token_ids, *params.stop_token_ids}
+    if forbidden.issuperset(params.allowed_token_ids):
+        raise InvalidRequestError(
+            f"allowed_token_ids has {len(set(params.allowed_token_ids))} tokens, and bad_words or "
+            f"min_tokens={params.min_tokens} forbid all of them; allow one more.",
+            field="allowed_token_ids",
         )
 
 
@@ -316,7 +349,9 @@ def _for_choice(params: SamplingParams, index: int) -> SamplingParams:
     """Give each choice a seed of its own; choice 0 keeps the request's."""
     assert params.seed is not None
     seed = (params.seed + index + 2**SEED_BITS) % 2 ** (SEED_BITS + 1) - 2**SEED_BITS
-    return msgspec.structs.replace(params, n=1, seed=seed)
+    # The prompt is the same for all, so the first one reports on it.
+    prompt_logprobs = params.prompt_logprobs if index == 0 else None
+    return msgspec.structs.replace(params, n=1, seed=seed, prompt_logprobs=prompt_logprobs)
 
 
 def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
@@ -343,6 +378,8 @@ def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
 def _check_texts(params: SamplingParams, cache_salt: str | None, tenant: str | None) -> None:
     for string in params.stop:
         _check_text("stop", string)
+    for word in params.bad_words:
+        _check_text("bad_words", word)
     if cache_salt is not None:
         _check_text("cache_salt", cache_salt)
     if tenant is not None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo_core.sampling_params import SEED_BITS, SamplingParams
 from octavo_core.scheduler_output import NewRequestData, SchedulerOutput
+from octavo_worker.logits_rules import LogitsRules
 
 _FIRST_TOKENS = 1024  # columns of the token table at first
 
@@ -29,9 +30,8 @@ class InputBatch:
         temperature, top_p, min_p: ``[max_num_seqs]`` float32.
         top_k: ``[max_num_seqs]`` int32, 0 for off.
         seeds: ``[max_num_seqs]`` int64.
-        min_tokens: ``[max_num_seqs]`` int64.
         num_logprobs: ``[max_num_seqs]`` int32, alternatives to report; -1 for no logprobs.
-        sampling_params: By slot, of the requests that are there.
+        rules: Penalties, biases, and tokens that are allowed or forbidden.
     """
 
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
@@ -45,9 +45,8 @@ class InputBatch:
         self.min_p = np.zeros(max_num_seqs, np.float32)
         self.top_k = np.zeros(max_num_seqs, np.int32)
         self.seeds = np.zeros(max_num_seqs, np.int64)
-        self.min_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
-        self.sampling_params: dict[int, SamplingParams] = {}
+        self.rules = LogitsRules(max_num_seqs)
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
         """Bring the slots to the state that a step starts from."""
@@ -68,7 +67,7 @@ class InputBatch:
         self.num_tokens[slots] += 1
 
     def _free(self, slot: int) -> None:
-        self.sampling_params.pop(slot, None)
+        self.rules.clear(slot)
         self.num_tokens[slot] = 0
         self.num_blocks[slot] = 0
 
@@ -90,14 +89,13 @@ class InputBatch:
         self.num_blocks[slot] = last
 
     def _set_sampling_params(self, slot: int, params: SamplingParams) -> None:
-        self.sampling_params[slot] = params
+        self.rules.set(slot, params)
         self.temperature[slot] = params.temperature
         self.top_p[slot] = params.top_p
         self.top_k[slot] = min(max(params.top_k, 0), np.iinfo(np.int32).max)
         self.min_p[slot] = params.min_p
         seed = params.seed
         self.seeds[slot] = secrets.randbits(SEED_BITS) if seed is None else seed
-        self.min_tokens[slot] = params.min_tokens
         self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
 
 

@@ -15,8 +15,14 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS_IDS,
     MAX_LOGPROBS,
     MAX_N,
+    MAX_REPETITION_PENALTY,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -38,6 +44,16 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+# JSON's keys are strings; 20 characters spell every 64-bit number.
+LogitBias = Annotated[
+    dict[
+        Annotated[str, Field(max_length=20)],
+        Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)],
+    ],
+    Field(max_length=MAX_LOGIT_BIAS_IDS),
+]
 NumTokens = Annotated[int, Field(ge=0, le=MAX_INT32)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 Integer = Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)]
@@ -101,14 +117,8 @@ TemplateOption = Annotated[
 
 # Fields of OpenAI's and vLLM's APIs to the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "prompt_logprobs": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "structured_outputs": (),
     "use_beam_search": (False,),
     "truncate_prompt_tokens": (),
@@ -168,6 +178,14 @@ class GenerationRequest(StrictModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+    ) = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     max_tokens: NumTokens | None = None
     min_tokens: NumTokens | None = None
