@@ -31,6 +31,8 @@ class InputBatch:
         top_k: ``[max_num_seqs]`` int32, 0 for off.
         seeds: ``[max_num_seqs]`` int64.
         num_logprobs: ``[max_num_seqs]`` int32, alternatives to report; -1 for no logprobs.
+        num_prompt_logprobs: The same for the tokens of a prompt that is computed the first
+            time; one that comes back with tokens of an answer was reported on before.
         rules: Penalties, biases, and tokens that are allowed or forbidden.
     """
 
@@ -46,6 +48,7 @@ class InputBatch:
         self.top_k = np.zeros(max_num_seqs, np.int32)
         self.seeds = np.zeros(max_num_seqs, np.int64)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
+        self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int32)
         self.rules = LogitsRules(max_num_seqs)
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
@@ -69,9 +72,11 @@ class InputBatch:
     def _free(self, slot: int) -> None:
         self.rules.clear(slot)
         self.num_tokens[slot] = 0
+        self.num_prompt_logprobs[slot] = -1
         self.num_blocks[slot] = 0
 
     def _add(self, request: NewRequestData) -> None:
+        self._free(request.slot)
         slot, num_tokens = request.slot, len(request.token_ids)
         self.token_ids = _widen(self.token_ids, num_tokens)
         self.token_ids[slot, :num_tokens] = request.token_ids
@@ -80,6 +85,9 @@ class InputBatch:
         self.num_blocks[slot] = 0
         self._append_blocks(slot, _only_group(request.block_tables))
         self._set_sampling_params(slot, request.sampling_params)
+        wanted = request.sampling_params.prompt_logprobs
+        if wanted is not None and num_tokens == request.num_prompt_tokens:
+            self.num_prompt_logprobs[slot] = wanted
 
     def _append_blocks(self, slot: int, block_ids: list[int]) -> None:
         first = int(self.num_blocks[slot])

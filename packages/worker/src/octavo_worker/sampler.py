@@ -13,13 +13,10 @@ from octavo_core.wire import TokenLogprobs
 from octavo_kernels import (
     SamplingMetadata,
     apply_bitmask,
-    compute_logprobs,
     sample,
 )
 from octavo_worker.input_batch import InputBatch
-
-# What minus infinity is reported as, since JSON has no word for it.
-MIN_LOGPROB = -9999.0
+from octavo_worker.token_logprobs import token_logprobs
 
 
 def sample_rows(
@@ -89,15 +86,7 @@ def _token_logprobs(
     logits: Tensor, token_ids: Tensor, batch: InputBatch, slots: NDArray[np.int64]
 ) -> dict[int, TokenLogprobs]:
     counts = batch.num_logprobs[slots]
-    wanted = {row: int(counts[row]) for row in np.flatnonzero(counts >= 0).tolist()}
-    rows = torch.tensor(list(wanted), device=logits.device)
-    found = compute_logprobs(logits[rows], token_ids[rows], max(wanted.values()))
-    # The sampled token first, then the likeliest ones; [num_wanted, 1 + num_top].
-    ids = torch.cat((token_ids[rows].unsqueeze(-1), found.top_token_ids), dim=-1).tolist()
-    logprobs = torch.cat((found.sampled.unsqueeze(-1), found.top), dim=-1)
-    values = logprobs.clamp_(min=MIN_LOGPROB).tolist()
-    ranks = found.ranks.tolist()
-    return {
-        row: TokenLogprobs(ids[index][: 1 + count], values[index][: 1 + count], ranks[index])
-        for index, (row, count) in enumerate(wanted.items())
-    }
+    wanted = np.flatnonzero(counts >= 0)
+    rows = torch.from_numpy(wanted).to(logits.device)
+    reports = token_logprobs(logits[rows], token_ids[rows], counts[wanted].tolist())
+    return dict(zip(wanted.tolist(), reports, strict=True))
