@@ -61,6 +61,7 @@ def test_every_field_has_its_row(table: str, model: Any) -> None:
             "bad_words",
             [sampling_params.MAX_BAD_WORDS, sampling_params.MAX_BAD_WORD_CHARS],
         ),
+        (SHARED, "prompt_logprobs", [sampling_params.MAX_LOGPROBS]),
         (SHARED, "max_tokens", [DEFAULT_MAX_TOKENS]),
         (SHARED, "cache_salt", [protocol.MAX_NAME_CHARS]),
         (SHARED, "user", [protocol.MAX_NAME_CHARS]),

@@ -76,6 +76,7 @@ class InputProcessor:
         cache_salt: str | None = None,
         tenant: str | None = None,
         add_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
         field: str = "prompt",
     ) -> list[EngineCoreRequest]:
         """Make the engine's requests for one prompt, one for each of ``params.n`` choices.
@@ -87,6 +88,8 @@ class InputProcessor:
             priority: Lower runs earlier; only 0 where the policy does not look at it.
             tenant: Whom a fair-share policy counts the request for.
             add_special_tokens: Add BOS and EOS to a text where the model asks for them.
+            truncate_prompt_tokens: Keep this many tokens of the prompt's end; -1 keeps what
+                leaves room for the answer.
             field: What errors call the prompt.
 
         Raises:
@@ -99,6 +102,7 @@ class InputProcessor:
             prompt_token_ids = self.tokenizer.encode(prompt, add_special_tokens)
         else:
             prompt_token_ids = list(prompt)
+        prompt_token_ids = self._truncate(prompt_token_ids, truncate_prompt_tokens, params)
         return self._make_requests(
             request_id,
             prompt_token_ids,
@@ -122,6 +126,7 @@ class InputProcessor:
         tenant: str | None = None,
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
+        truncate_prompt_tokens: int | None = None,
         **template_options: Any,
     ) -> list[EngineCoreRequest]:
         """Make the engine's requests for a conversation.
@@ -131,6 +136,7 @@ class InputProcessor:
 
         Args:
             messages: In the shape of OpenAI's API; content is a string or text parts.
+            truncate_prompt_tokens: As in `process`.
             template_options: Further variables of the chat template.
 
         Raises:
@@ -144,6 +150,7 @@ class InputProcessor:
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **template_options
         )
         prompt_token_ids = self._encode_chat(text, marker)
+        prompt_token_ids = self._truncate(prompt_token_ids, truncate_prompt_tokens, params)
         return self._make_requests(
             request_id,
             prompt_token_ids,
@@ -247,6 +254,22 @@ class InputProcessor:
             for index in range(params.n)
         ]
 
+    def _truncate(
+        self, token_ids: list[int], limit: int | None, params: SamplingParams
+    ) -> list[int]:
+        if limit is None:
+            return token_ids
+        if limit == -1:
+            room = min(self._max_model_len, self._kv_cache_tokens or self._max_model_len)
+            limit = max(1, room - (params.max_tokens or 1))
+        if limit < 1:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens is {limit}; it must be at least 1, or -1 for what the "
+                f"context leaves.",
+                field="truncate_prompt_tokens",
+            )
+        return token_ids[-limit:]
+
     def _check_priority(self, priority: int) -> None:
         if priority != 0 and not self._takes_priority:
             raise InvalidRequestError(
@@ -349,9 +372,7 @@ def _for_choice(params: SamplingParams, index: int) -> SamplingParams:
     """Give each choice a seed of its own; choice 0 keeps the request's."""
     assert params.seed is not None
     seed = (params.seed + index + 2**SEED_BITS) % 2 ** (SEED_BITS + 1) - 2**SEED_BITS
-    # The prompt is the same for all, so the first one reports on it.
-    prompt_logprobs = params.prompt_logprobs if index == 0 else None
-    return msgspec.structs.replace(params, n=1, seed=seed, prompt_logprobs=prompt_logprobs)
+    return msgspec.structs.replace(params, n=1, seed=seed)
 
 
 def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:

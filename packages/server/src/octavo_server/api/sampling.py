@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import SamplingParams
-from octavo_server.api.protocol import GenerationRequest
+from octavo_server.api.protocol import CompletionRequest, GenerationRequest
 
 # Fields that have the same name and meaning in a body and in `SamplingParams`.
 _SAME = (
@@ -56,7 +56,14 @@ def to_sampling_params(
             None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)
         ),
         bad_words=tuple(body.bad_words or ()),
+        prompt_logprobs=_prompt_logprobs(body),
     )
+
+
+def _prompt_logprobs(body: GenerationRequest) -> int | None:
+    echoed = body.echoed_logprobs if isinstance(body, CompletionRequest) else None
+    wanted = [count for count in (body.prompt_logprobs, echoed) if count is not None]
+    return max(wanted, default=None)
 
 
 def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
