@@ -57,6 +57,8 @@ class Request:
         block_hashes: Hashes of its full blocks, as far as they were needed.
         may_cache: False once the cache was reset while it ran: its blocks are stale.
         num_cached_tokens: Prompt tokens found in the prefix cache when it first ran.
+        scheduled_time: When it first ran, in seconds since the epoch; 0 before.
+        report_due: Its next output tells when it was scheduled and how often preempted.
         max_total_tokens: Prompt and answer end here at the latest.
     """
 
@@ -82,8 +84,10 @@ class Request:
         "num_prompt_tokens",
         "num_registered_blocks",
         "priority",
+        "report_due",
         "request_id",
         "sampling_params",
+        "scheduled_time",
         "slot",
         "status",
         "stop_ids",
@@ -108,6 +112,8 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.scheduled_time = 0.0
+        self.report_due = False
         self.num_registered_blocks = 0
         self.num_awaited_tokens = 0
         self.is_decoding = False

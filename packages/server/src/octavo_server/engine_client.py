@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
@@ -22,6 +23,7 @@ from octavo_core.errors import (
     error_named,
 )
 from octavo_server.engine_process import EngineProcess
+from octavo_server.metrics import ChoiceProgress, ServingMetrics
 from octavo_server.output_processor import OutputProcessor
 from octavo_server.request_output import OutputDelta
 
@@ -53,6 +55,8 @@ class EngineClient:
         stage: What start-up is doing, in words.
         progress: How far that is, from 0 to 1, or None.
         stats: The engine's load after its last step.
+        metrics: What was counted about all requests so far.
+        limits: What the engine's start-up found, once it is done.
     """
 
     def __init__(self, process: EngineProcess, max_num_queued_reqs: int) -> None:
@@ -63,6 +67,8 @@ class EngineClient:
         self.stage = "starting the engine process"
         self.progress: float | None = None
         self.stats = wire.SchedulerStats()
+        self.metrics = ServingMetrics()
+        self.limits: wire.Ready | None = None
         self._generations: dict[str, Generation] = {}
         self._num_in_flight = 0
         self._identity: bytes | None = None
@@ -126,7 +132,12 @@ class EngineClient:
             raise self._death.result() if self._death.done() else EngineDeadError("not started")
         assert self.output_processor is not None, "set output_processor before requests come"
         self._check_room(len(requests))
-        generation = Generation(self, request_id, [request.request_id for request in requests])
+        generation = Generation(
+            self,
+            request_id,
+            [request.request_id for request in requests],
+            self.metrics.start(requests),
+        )
         self._generations[request_id] = generation
         self._num_in_flight += len(requests)
         for index, request in enumerate(requests):
@@ -198,6 +209,7 @@ class EngineClient:
                 self.stage, self.progress = stage, progress
             case wire.Ready():
                 self.state = EngineState.READY
+                self.limits = message
                 self.stage, self.progress = "ready", 1.0
                 if not self._ready.done():
                     self._ready.set_result(message)
@@ -212,24 +224,29 @@ class EngineClient:
         deltas, finished_early = self.output_processor.process(outputs)
         if finished_early:
             self._send(wire.AbortRequests(finished_early))
+        now = time.time()
         for delta in deltas:
             generation = self._generations.get(delta.request_id)
             if generation is not None:
+                self.metrics.add(generation.progress[delta.index], delta, now)
                 generation.put(delta)
+        self.metrics.end_step()
 
     def _choice_ended(self) -> None:
         self._num_in_flight -= 1
 
-    def _generation_ended(self, request_id: str, unfinished: list[str]) -> None:
-        """Forget a generation, and abort its `unfinished` engine requests."""
-        if self._generations.pop(request_id, None) is None or not unfinished:
+    def _generation_ended(self, generation: Generation, unfinished: dict[int, str]) -> None:
+        """Forget a generation, and abort its `unfinished` engine requests, by their index."""
+        if self._generations.pop(generation.request_id, None) is None or not unfinished:
             return
         self._num_in_flight -= len(unfinished)
+        reason = "abort" if generation.error is None else "error"
         assert self.output_processor is not None
-        for engine_request_id in unfinished:
+        for index, engine_request_id in unfinished.items():
             self.output_processor.remove(engine_request_id)
+            self.metrics.finish(generation.progress[index], reason, time.time())
         if self.state is EngineState.READY:
-            self._send(wire.AbortRequests(unfinished))
+            self._send(wire.AbortRequests(list(unfinished.values())))
 
     def _on_process_end(self) -> None:
         loop = asyncio.get_running_loop()
@@ -264,16 +281,25 @@ class Generation:
 
     A list holds at most one delta for each choice: a reader that falls behind gets fewer
     and longer ones, so what waits for it is bounded by the answer itself.
+
+    Attributes:
+        progress: For each choice, when what happened to it.
+        error: Why all that was not finished has failed, if it has.
     """
 
     def __init__(
-        self, client: EngineClient, request_id: str, engine_request_ids: list[str]
+        self,
+        client: EngineClient,
+        request_id: str,
+        engine_request_ids: list[str],
+        progress: list[ChoiceProgress],
     ) -> None:
         self._client = client
-        self._request_id = request_id
+        self.request_id = request_id
+        self.progress = progress
+        self.error: OctavoError | None = None
         self._unfinished = dict(enumerate(engine_request_ids))
         self._pending: dict[int, list[OutputDelta]] = {}
-        self._error: OctavoError | None = None
         self._wake = asyncio.Event()
 
     def put(self, delta: OutputDelta) -> None:
@@ -291,13 +317,13 @@ class Generation:
     def fail(self, error: OctavoError) -> None:
         """Raise `error` to the reader once it has read what came before."""
         if self._unfinished:
-            self._error = error
+            self.error = error
         self.close()
 
     def close(self) -> None:
         """Abort every choice that is not finished. Does nothing the second time."""
-        unfinished, self._unfinished = list(self._unfinished.values()), {}
-        self._client._generation_ended(self._request_id, unfinished)
+        unfinished, self._unfinished = self._unfinished, {}
+        self._client._generation_ended(self, unfinished)
         self._wake.set()
 
     def __aiter__(self) -> AsyncIterator[list[OutputDelta]]:
@@ -305,8 +331,8 @@ class Generation:
 
     async def __anext__(self) -> list[OutputDelta]:
         while not self._pending:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             if not self._unfinished:
                 raise StopAsyncIteration
             self._wake.clear()
@@ -336,6 +362,8 @@ def join_deltas(deltas: list[OutputDelta]) -> OutputDelta:
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         logprobs=logprobs if any(delta.logprobs is not None for delta in deltas) else None,
         num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
+        scheduled_time=max(delta.scheduled_time for delta in deltas),
+        num_preemptions=max(delta.num_preemptions for delta in deltas),
     )
 
 

@@ -126,6 +126,8 @@ class _Choice:
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=output.num_cached_tokens,
             error=error,
+            scheduled_time=output.scheduled_time,
+            num_preemptions=output.num_preemptions,
         )
 
     def _logprobs(

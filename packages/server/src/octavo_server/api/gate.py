@@ -9,7 +9,7 @@ from octavo_server.api.errors import SERVICE_UNAVAILABLE, ApiError
 from octavo_server.engine_client import EngineState
 
 # These answer in every state: they are how one finds out about it.
-ALWAYS_OPEN = frozenset({"/health", "/ping", "/ready", "/version"})
+ALWAYS_OPEN = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
 
 _RETRY_AFTER_SECONDS = 5
 
