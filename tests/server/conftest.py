@@ -61,7 +61,7 @@ class FrontUnderTest:
     def wait_ready(self) -> FrontUnderTest:
         assert self.process.stdout is not None
         self.announcement = self.process.stdout.readline() + self.process.stdout.readline()
-        assert "http://" in self.announcement, self.stderr
+        assert "://" in self.announcement, self.stderr
         self.url = self.announcement.splitlines()[0].split()[-1]
         return self
 

@@ -173,6 +173,7 @@ class EngineClient:
                 field="n",
             )
         if self._num_in_flight + num_requests > limit:
+            self.metrics.reject("queue_full")
             raise QueueFullError(
                 f"{self._num_in_flight} answers are in the queue already and this request asks for "
                 f"{num_requests}; the server takes at most {limit} (--max-num-queued-reqs). "

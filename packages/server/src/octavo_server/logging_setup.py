@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import logging
 import logging.handlers
 import os
@@ -12,8 +13,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-
-import msgspec
 
 ACCESS_LOGGER = "octavo_server.access"
 
@@ -93,7 +92,8 @@ class JSONFormatter(logging.Formatter):
         content |= getattr(record, "fields", {})
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(content).decode("utf-8", "replace")
+        # Not msgspec: this escapes all that is not ASCII, and takes half a surrogate pair.
+        return json.dumps(content)
 
 
 def escape_controls(text: str) -> str:

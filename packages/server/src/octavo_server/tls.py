@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from octavo_core.config import AccessConfig
@@ -77,14 +78,13 @@ def _load_certificate(context: ssl.SSLContext, access: AccessConfig) -> None:
     _guard("ssl_certfile", certfile, load)
 
 
-def _guard(field: str, value: str, use: object) -> None:
+def _guard(field: str, value: str, use: Callable[[str], object]) -> None:
     """Call ``use(value)`` and turn what goes wrong into an error that names the flag."""
-    assert callable(use)
     flag = "--" + field.replace("_", "-")
     try:
         use(value)
     except ssl.SSLError as error:
-        reason = (error.reason or str(error)).replace("_", " ").lower()
+        reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
         raise ConfigError(f"{flag} {value}: {reason}.", field=field) from None
     except OSError as error:
         reason = os.strerror(error.errno or 0).lower()
