@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Self
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Any, Self
 
 import msgspec
 import zmq
@@ -20,6 +21,7 @@ from octavo_core.errors import (
     InvalidRequestError,
     OctavoError,
     QueueFullError,
+    RequestFailedError,
     error_named,
 )
 from octavo_server.engine_process import EngineProcess
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds that a last message of an engine that just ended may still need through the socket.
 _LAST_WORD_SECONDS = 0.2
+# An operator function waits for the step that runs; a long prefill takes its time.
+_CALL_SECONDS = 120.0
 # Deltas of one choice that wait for a slow reader are joined when they get this many.
 _JOIN_DELTAS = 64
 
@@ -71,6 +75,8 @@ class EngineClient:
         self.limits: wire.Ready | None = None
         self._generations: dict[str, Generation] = {}
         self._num_in_flight = 0
+        self._call_ids = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[Any]] = {}
         self._identity: bytes | None = None
         self._config: EngineConfig | None = None
         self._closing = False
@@ -145,6 +151,42 @@ class EngineClient:
             self._send(wire.AddRequest(request))
         return generation
 
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call one of the engine's operator functions, between two of its steps.
+
+        Raises:
+            EngineDeadError: The engine is not up.
+            RequestFailedError: It refused, or did not answer in time.
+        """
+        if self.state is not EngineState.READY:
+            raise self._death.result() if self._death.done() else EngineDeadError("not started")
+        call_id = next(self._call_ids)
+        answer = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = answer
+        self._send(wire.UtilityCall(call_id, method, list(args)))
+        try:
+            return await asyncio.wait_for(answer, _CALL_SECONDS)
+        except TimeoutError:
+            raise RequestFailedError(f"the engine did not answer to {method} in time") from None
+        finally:
+            self._calls.pop(call_id, None)
+
+    def abort_requests(self, request_ids: Collection[str] | None) -> list[str]:
+        """End requests with the finish reason ``abort``, which their clients are told.
+
+        Args:
+            request_ids: Of API requests, not of the engine's; None ends all.
+
+        Returns:
+            The ids of those that were in flight.
+        """
+        ended = []
+        for generation in list(self._generations.values()):
+            if request_ids is None or generation.request_id in request_ids:
+                ended.append(generation.request_id)
+                self._abort(generation)
+        return ended
+
     def fail_all(self, error: OctavoError) -> None:
         """End every generation with `error`, and abort it in the engine."""
         for generation in list(self._generations.values()):
@@ -163,6 +205,23 @@ class EngineClient:
             task.cancel()
         await asyncio.to_thread(self._process.end, grace)
         self._context.destroy(linger=0)
+
+    def _abort(self, generation: Generation) -> None:
+        assert self.output_processor is not None
+        unfinished, now = generation.unfinished, time.time()
+        for index, engine_request_id in unfinished.items():
+            self.output_processor.remove(engine_request_id)
+            delta = OutputDelta(
+                request_id=generation.request_id,
+                index=index,
+                text="",
+                token_ids=[],
+                finish_reason="abort",
+            )
+            self.metrics.add(generation.progress[index], delta, now)
+            generation.put(delta)
+        if self.state is EngineState.READY:
+            self._send(wire.AbortRequests(list(unfinished.values())))
 
     def _check_room(self, num_requests: int) -> None:
         limit = self._max_num_queued_reqs
@@ -216,8 +275,17 @@ class EngineClient:
                     self._ready.set_result(message)
             case wire.Failed():
                 self._fail(_error_of(message))
-            case wire.UtilityResult():
-                logger.warning("Unexpected UtilityResult %d", message.call_id)
+            case wire.UtilityResult(call_id, result, problem):
+                self._settle_call(call_id, result, problem)
+
+    def _settle_call(self, call_id: int, result: Any, problem: str | None) -> None:
+        answer = self._calls.get(call_id)
+        if answer is None or answer.done():
+            return  # nobody waits any more
+        if problem is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(RequestFailedError(problem))
 
     def _deliver(self, outputs: list[wire.EngineCoreOutput]) -> None:
         if self.output_processor is None:
@@ -274,7 +342,11 @@ class EngineClient:
             self._ready.exception()  # Nobody may be waiting, which is no mistake.
         if is_news:
             logger.error("The engine has ended: %s", error)
-        self.fail_all(error if isinstance(error, EngineDeadError) else EngineDeadError(str(error)))
+        lost = error if isinstance(error, EngineDeadError) else EngineDeadError(str(error))
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(lost)
+        self.fail_all(lost)
 
 
 class Generation:
@@ -302,6 +374,11 @@ class Generation:
         self._unfinished = dict(enumerate(engine_request_ids))
         self._pending: dict[int, list[OutputDelta]] = {}
         self._wake = asyncio.Event()
+
+    @property
+    def unfinished(self) -> dict[int, str]:
+        """The engine's ids of the choices that are not complete, by their index."""
+        return dict(self._unfinished)
 
     def put(self, delta: OutputDelta) -> None:
         """Take one delta from the engine."""

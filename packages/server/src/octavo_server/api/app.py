@@ -6,7 +6,15 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from octavo_server import __version__
-from octavo_server.api import chat_completions, completions, health, metrics_route, models
+from octavo_server.api import (
+    chat_completions,
+    completions,
+    health,
+    metrics_route,
+    models,
+    openapi,
+    operator,
+)
 from octavo_server.api.auth import KeyCheck
 from octavo_server.api.context import ServerContext
 from octavo_server.api.cors import allow_origins
@@ -27,8 +35,10 @@ def create_app(context: ServerContext) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.context = context
-    for module in (health, metrics_route, models, completions, chat_completions):
+    for module in (health, metrics_route, openapi, models, completions, chat_completions):
         app.include_router(module.router)
+    is_open = context.config.access.enable_operator_routes
+    app.include_router(operator.router if is_open else operator.closed_router)
     install_error_handlers(app)
     app.add_middleware(AvailabilityGate, context=context)
     return app
