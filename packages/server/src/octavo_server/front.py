@@ -44,7 +44,6 @@ EXIT_ENGINE_DEAD = 1
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
-_KEEP_ALIVE_SECONDS = 75
 # Seconds for streams to send their last event once their requests were failed.
 _LAST_EVENT_SECONDS = 2.0
 _INTERRUPTED_LOAD_SECONDS = 2.0
@@ -360,6 +359,10 @@ def _make_server(
 ) -> uvicorn.Server:
     import uvicorn
 
+    from octavo_server.http_protocol import bounded_protocol, raise_file_limit
+
+    raise_file_limit()
+
     class Server(uvicorn.Server):
         """A server that leaves the signals to us."""
 
@@ -377,13 +380,13 @@ def _make_server(
         log_config=None,
         access_log=False,
         lifespan="off",
+        http=bounded_protocol(config.limits),
         ws="none",
+        h11_max_incomplete_event_size=config.limits.max_request_header_size,
         server_header=False,
         # A client must not be able to say that it is another one.
         proxy_headers=False,
-        # Longer than clients keep idle connections, so that they close first and never
-        # send on one that is closing here.
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=config.limits.keep_alive_timeout,
         # Its own limit comes last, behind the steps of `_drain`.
         timeout_graceful_shutdown=math.ceil(
             config.server.shutdown_timeout + 2 * _LAST_EVENT_SECONDS

@@ -20,6 +20,7 @@ from octavo_server.api.context import ServerContext
 from octavo_server.api.cors import allow_origins
 from octavo_server.api.errors import install_error_handlers
 from octavo_server.api.gate import AvailabilityGate
+from octavo_server.api.header_limit import HeaderLimit
 from octavo_server.api.request_log import RequestLog
 from octavo_server.keys import KeyRing
 from octavo_server.logging_setup import access_logger
@@ -55,6 +56,7 @@ def guard_app(app: ASGIApp, context: ServerContext, keys: KeyRing | None) -> ASG
     """
     if keys is not None:
         app = KeyCheck(app, keys)
+    app = HeaderLimit(app, context.config.limits.max_request_headers)
     app = allow_origins(app, context.config.access)
     log = access_logger() if context.config.observability.access_log else None
     return RequestLog(app, context.http, log)
