@@ -177,7 +177,7 @@ def test_answers_have_the_shape_that_is_told(
 
 # These answer 5xx on purpose: the server sleeps, and has no adapters.
 FAILS_ON_PURPOSE = ["/sleep", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
-NUM_EXAMPLES = int(os.environ.get("OCTAVO_SCHEMATHESIS_EXAMPLES", "6"))
+NUM_EXAMPLES = int(os.environ.get("OCTAVO_SCHEMATHESIS_EXAMPLES", "4"))
 
 
 def varied() -> Iterator[tuple[str, str, GenerationMode]]:

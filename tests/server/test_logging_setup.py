@@ -78,8 +78,3 @@ def test_the_access_log_has_a_line_for_each_request(start_front: Any) -> None:
     assert access[2]["seconds"] > 0.5
     # The engine's lines have the same form.
     assert {line["process"] for line in lines} <= {"front", "engine"}
-
-
-def test_no_access_log_by_default(front: Any) -> None:
-    httpx.get(front.url + "/version")
-    assert "/version" not in front.stderr

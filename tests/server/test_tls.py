@@ -33,13 +33,15 @@ def make_certificate(folder: Path, name: str = "localhost") -> tuple[str, str]:
 
 def test_a_server_with_a_certificate(start_front: Any, tmp_path: Path) -> None:
     key, cert = make_certificate(tmp_path)
-    front = start_front(ssl_keyfile=key, ssl_certfile=cert, access_log="true").wait_ready()
+    origin = "https://app.example"
+    front = start_front(ssl_keyfile=key, ssl_certfile=cert, allowed_origins=origin).wait_ready()
     assert front.url.startswith("https://")
     trusted = ssl.create_default_context(cafile=cert)
-    response = httpx.post(
-        front.url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}, verify=trusted
-    )
-    assert response.status_code == 200
+    with httpx.Client(base_url=front.url, verify=trusted, headers={"Origin": origin}) as client:
+        for body, status in (({"prompt": "x", "max_tokens": 1}, 200), ({"prompt": 5}, 400)):
+            response = client.post("/v1/completions", json=body)
+            assert response.status_code == status
+            assert response.headers["access-control-allow-origin"] == origin
     with pytest.raises(httpx.TransportError):
         httpx.get(front.url + "/health")  # it does not know this certificate
     with pytest.raises(httpx.TransportError):

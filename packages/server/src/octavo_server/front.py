@@ -370,10 +370,7 @@ def _make_server(
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    # WebSockets are switched off; what to install for them is no help.
-    logging.getLogger("uvicorn.error").addFilter(
-        lambda record: "WebSocket library" not in str(record.msg)
-    )
+    logging.getLogger("uvicorn.error").addFilter(_is_no_mistake_of_clients)
     uvicorn_config = uvicorn.Config(
         app,
         backlog=_BACKLOG,
@@ -395,6 +392,12 @@ def _make_server(
     uvicorn_config.load()
     uvicorn_config.ssl = ssl_context
     return Server(uvicorn_config)
+
+
+def _is_no_mistake_of_clients(record: logging.LogRecord) -> bool:
+    """Keep out what anybody could fill the log with, and what to install for WebSockets."""
+    words = ("Invalid HTTP request", "Unsupported upgrade", "WebSocket library")
+    return not any(part in str(record.msg) for part in words)
 
 
 async def _in_daemon_thread(work: Callable[[], Result]) -> Result:
