@@ -61,7 +61,7 @@ class FrontUnderTest:
     def wait_ready(self) -> FrontUnderTest:
         assert self.process.stdout is not None
         self.announcement = self.process.stdout.readline() + self.process.stdout.readline()
-        assert "http://" in self.announcement, self.stderr
+        assert "://" in self.announcement, self.stderr
         self.url = self.announcement.splitlines()[0].split()[-1]
         return self
 
@@ -105,13 +105,11 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
         running.stop()
 
 
-@pytest.fixture
-def start_front(tmp_path: Path) -> Iterator[Any]:
-    """Start a front with its own settings; all are stopped after the test."""
+def _fronts(parent: Path) -> Iterator[Any]:
     started: list[FrontUnderTest] = []
 
     def start(target: str = "run_scripted_engine", **settings: object) -> FrontUnderTest:
-        folder = tmp_path / f"front{len(started)}"
+        folder = parent / f"front{len(started)}"
         folder.mkdir()
         started.append(FrontUnderTest(folder, target, **settings))
         return started[-1]
@@ -119,6 +117,18 @@ def start_front(tmp_path: Path) -> Iterator[Any]:
     yield start
     for front in started:
         front.stop()
+
+
+@pytest.fixture
+def start_front(tmp_path: Path) -> Iterator[Any]:
+    """Start a front with its own settings; all are stopped after the test."""
+    yield from _fronts(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def start_shared_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Start a front with its own settings for the tests of one file."""
+    yield from _fronts(tmp_path_factory.mktemp("fronts"))
 
 
 @pytest.fixture(scope="session")

@@ -123,6 +123,8 @@ class _Choice:
             num_cached_tokens=output.num_cached_tokens,
             error=error,
             prompt_logprobs=output.prompt_logprobs,
+            scheduled_time=output.scheduled_time,
+            num_preemptions=output.num_preemptions,
         )
 
     def _logprobs(

@@ -21,14 +21,13 @@ from octavo_server.api.gate import shutting_down
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_DEPTH = 100
 
 # A larger body is parsed in a thread, so that it doesn't hold up the streams.
 _INLINE_BYTES = 64 * 1024
 # A body over the limit is read and dropped up to here, since a client that is still
 # sending does not see the answer.
-_MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
+_MAX_DISCARDED = 4
 _MAX_SHOWN_VALUE = 80
 
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
@@ -109,18 +108,19 @@ async def _unless_draining(context: ServerContext, reading: Awaitable[bytes]) ->
 
 
 async def _read_body(request: Request) -> bytes:
+    limit = context_of(request).config.limits.max_request_body_size
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size <= MAX_BODY_BYTES:
+        if size <= limit:
             chunks.append(chunk)
-        elif size > _MAX_DISCARDED_BYTES:
+        elif size > _MAX_DISCARDED * limit:
             break
-    if size > MAX_BODY_BYTES:
+    if size > limit:
         raise ApiError(
             413,
-            f"the body is larger than {MAX_BODY_BYTES} bytes (16 MiB)",
+            f"the body is larger than {limit} bytes (--max-request-body-size)",
             code="request_too_large",
         )
     return b"".join(chunks)

@@ -9,11 +9,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo_server.api.answers import ChatCompletionAnswer
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.generation import Job, answer, new_request_id
 from octavo_server.api.logprobs import chat_logprobs
 from octavo_server.api.messages import to_template_messages
+from octavo_server.api.openapi import documented
 from octavo_server.api.protocol import ChatCompletionRequest
 from octavo_server.api.sampling import to_sampling_params
 from octavo_server.request_output import CompletionOutput, OutputDelta
@@ -21,7 +23,10 @@ from octavo_server.request_output import CompletionOutput, OutputDelta
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post(
+    "/v1/chat/completions",
+    **documented(body=ChatCompletionRequest, answer=ChatCompletionAnswer, streams=True),
+)
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     body = await parse_body(request, ChatCompletionRequest)
