@@ -17,6 +17,7 @@ from octavo_core.errors import (
     InvalidRequestError,
     OctavoError,
     QueueFullError,
+    RequestFailedError,
 )
 from octavo_server.engine_link import EngineLink
 from octavo_server.engine_process import EngineProcess
@@ -31,6 +32,11 @@ logger = logging.getLogger(__name__)
 _END_SECONDS = 2.0
 # Deltas of one choice that wait for a slow reader are joined when they get this many.
 _JOIN_DELTAS = 64
+# Bytes that may wait for one reader. Text alone never gets there; with 20 log-probabilities a
+# token, 200 tokens do.
+MAX_PENDING_BYTES = 1 << 20
+# One log-probability: the struct, two floats and ints, a text and its bytes.
+_LOGPROB_BYTES = 220
 
 
 class EngineState(enum.Enum):
@@ -331,7 +337,8 @@ class Generation:
     """The answers to one API request as they come: an async iterator over lists of deltas.
 
     A list holds at most one delta for each choice: a reader that falls behind gets fewer
-    and longer ones, so what waits for it is bounded by the answer itself.
+    and longer ones. One for which more than `MAX_PENDING_BYTES` wait has stopped reading: its
+    request ends.
     """
 
     def __init__(
@@ -341,6 +348,8 @@ class Generation:
         self._request_id = request_id
         self._unfinished = dict(enumerate(engine_request_ids))
         self._pending: dict[int, list[OutputDelta]] = {}
+        self._num_pending_bytes = 0
+        self._is_checking = False
         self._error: OctavoError | None = None
         self._wake = asyncio.Event()
 
@@ -354,7 +363,25 @@ class Generation:
             self._client._choice_ended()
             if not self._unfinished:
                 self.close()
+        self._num_pending_bytes += _size_of(delta)
         self._wake.set()
+        if self._num_pending_bytes > MAX_PENDING_BYTES and not self._is_checking:
+            # Many steps may have come at once. The reader, if it waits for us, is before this in
+            # the loop's line.
+            self._is_checking = True
+            asyncio.get_running_loop().call_soon(self._check_reader)
+
+    def _check_reader(self) -> None:
+        """Give up on a reader that does not read, and let go of what waits for it."""
+        self._is_checking = False
+        if self._num_pending_bytes <= MAX_PENDING_BYTES:
+            return
+        self._pending.clear()
+        self._num_pending_bytes = 0
+        self._error = RequestFailedError(
+            f"more than {MAX_PENDING_BYTES} bytes of the answer waited for the client to read them"
+        )
+        self.close()
 
     def fail(self, error: OctavoError) -> None:
         """Raise `error` to the reader once it has read what came before."""
@@ -380,6 +407,7 @@ class Generation:
             self._wake.clear()
             await self._wake.wait()
         pending, self._pending = self._pending, {}
+        self._num_pending_bytes = 0
         for index, deltas in pending.items():
             if deltas[-1].error is not None and len(deltas) > 1:
                 # The reader gets what came before the error first, however late it is.
@@ -405,6 +433,14 @@ def join_deltas(deltas: list[OutputDelta]) -> OutputDelta:
         logprobs=logprobs if any(delta.logprobs is not None for delta in deltas) else None,
         num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
     )
+
+
+def _size_of(delta: OutputDelta) -> int:
+    """Estimate the memory of what a delta brings; `_JOIN_DELTAS` bounds the rest."""
+    size = len(delta.text) + 36 * len(delta.token_ids)  # an int and its place in a list
+    for position in delta.logprobs or ():
+        size += _LOGPROB_BYTES * (1 + len(position.top))
+    return size
 
 
 def _with_stage(error: OctavoError, stage: str) -> OctavoError:

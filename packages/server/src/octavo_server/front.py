@@ -46,6 +46,9 @@ EXIT_ENGINE_DEAD = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
+# What waits in the kernel for one client, which Linux would let grow to megabytes. Half of it is
+# lost to bookkeeping; the rest is 2 MB a second at a round trip of 100 ms, and text is less.
+_SEND_BUFFER_BYTES = 256 * 1024
 # Seconds for streams to send their last event once their requests were failed.
 _LAST_EVENT_SECONDS = 2.0
 _INTERRUPTED_LOAD_SECONDS = 2.0
@@ -110,6 +113,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
     try:
         # A quick restart need not wait for the last one's connections to expire.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind(address)
         # Only listening makes it ours: two sockets with SO_REUSEADDR may bind the same port.
         listener.listen(_BACKLOG)
@@ -324,6 +328,8 @@ class _Front:
 def _make_server(app: Any, config: EngineConfig) -> uvicorn.Server:
     import uvicorn
 
+    from octavo_server.http_protocol import protocol_class
+
     class Server(uvicorn.Server):
         """A server that leaves the signals to us."""
 
@@ -342,6 +348,7 @@ def _make_server(app: Any, config: EngineConfig) -> uvicorn.Server:
             log_config=None,
             access_log=False,
             lifespan="off",
+            http=protocol_class(config.server.write_timeout),
             ws="none",
             server_header=False,
             # Longer than clients keep idle connections, so that they close first and never
