@@ -402,7 +402,7 @@ class Scheduler:
             return False
         request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
-        if request.num_preemptions == 0:
+        if request.num_preemptions == 0 and request.num_output_tokens == 0:
             request.num_cached_tokens = min(start, request.num_prompt_tokens)
             request.scheduled_time = step.now
         request.report_due = True

@@ -12,6 +12,7 @@ that a reader of the same `WIRE_VERSION` can skip what it does not know.
       │ ── Ready ──────────────────▶ │   limits that start-up found
       │ ◀── AddRequest, AbortRequests, UtilityCall, Shutdown
       │ ── EngineCoreOutputs, UtilityResult ─▶
+      │ ── Heartbeat (for ever) ───▶ │   the process is not stopped
       │ ── Failed ─────────────────▶ │   the last word of an engine that can't go on
 """
 
@@ -221,8 +222,12 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     field: str | None = None
 
 
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life. It comes from a socket, and so with an identity, of its own."""
+
+
 ToEngine = Configure | AddRequest | AbortRequests | UtilityCall | Shutdown
-ToFront = Hello | Loading | Ready | EngineCoreOutputs | UtilityResult | Failed
+ToFront = Hello | Loading | Ready | EngineCoreOutputs | UtilityResult | Failed | Heartbeat
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
