@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from octavo_core.grammar import GrammarMatcher
 from octavo_core.wire import EngineCoreRequest
 
 
@@ -58,6 +59,9 @@ class Request:
         may_cache: False once the cache was reset while it ran: its blocks are stale.
         num_cached_tokens: Prompt tokens found in the prefix cache when it first ran.
         max_total_tokens: Prompt and answer end here at the latest.
+        matcher: Follows the answer's known tokens through a grammar, under structured output.
+        num_untold_tokens: How many of the last tokens were forced by the grammar since the
+            worker heard of it last.
     """
 
     __slots__ = (
@@ -70,6 +74,7 @@ class Request:
         "deadline",
         "decode_limit",
         "is_decoding",
+        "matcher",
         "max_total_tokens",
         "may_cache",
         "media",
@@ -81,6 +86,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_registered_blocks",
+        "num_untold_tokens",
         "priority",
         "request_id",
         "sampling_params",
@@ -92,7 +98,12 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, request: EngineCoreRequest, max_model_len: int) -> None:
+    def __init__(
+        self,
+        request: EngineCoreRequest,
+        max_model_len: int,
+        matcher: GrammarMatcher | None = None,
+    ) -> None:
         params = request.sampling_params
         self.request_id = request.request_id
         self.sampling_params = params
@@ -110,6 +121,8 @@ class Request:
         self.num_preemptions = 0
         self.num_registered_blocks = 0
         self.num_awaited_tokens = 0
+        self.num_untold_tokens = 0
+        self.matcher = matcher
         self.is_decoding = False
         self.decode_limit = 0
         self.slot = -1
