@@ -1,18 +1,18 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from octavo_core.errors import InvalidRequestError
-from octavo_core.grammar import Grammar
 from octavo_core.grammar_compiler import MAX_CACHED_GRAMMARS, GrammarCompiler, Work
 from octavo_core.structured_outputs import StructuredOutputsParams
 from support.fake_grammar import FakeGrammarBackend
 
 
-def at_once(work: Work) -> Future[Grammar]:
-    future: Future[Grammar] = Future()
+def at_once(work: Work) -> Future[Any]:
+    future: Future[Any] = Future()
     try:
         future.set_result(work())
     except Exception as error:

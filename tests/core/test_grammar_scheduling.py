@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Any
 
 from octavo_core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo_core.engine_core import EngineCore
-from octavo_core.grammar import Grammar
 from octavo_core.grammar_compiler import GrammarCompiler, Work
 from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_core.wire import EngineCoreRequest
@@ -31,7 +31,7 @@ class Engine:
                 max_num_batched_tokens=32, max_num_seqs=num_slots, batch_queue_size=depth
             ),
         )
-        self.work: list[tuple[Work, Future[Grammar]]] = []
+        self.work: list[tuple[Work, Future[Any]]] = []
         self.executor = FakeExecutor(4, num_slots)
         self.core = EngineCore(
             config,
@@ -43,7 +43,7 @@ class Engine:
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, tuple[str, str | None]] = {}
 
-    def submit(self, work: Work) -> Future[Grammar]:
+    def submit(self, work: Work) -> Future[Any]:
         self.work.append((work, Future()))
         return self.work[-1][1]
 

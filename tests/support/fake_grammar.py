@@ -28,6 +28,9 @@ class FakeGrammarBackend:
     def __init__(self) -> None:
         self.num_compiled = 0
 
+    def prepare(self) -> None:
+        pass
+
     def compile(self, params: StructuredOutputsParams) -> FakeGrammar:
         self.num_compiled += 1
         assert params.regex is not None

@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 
@@ -17,7 +18,6 @@ from octavo_core.block_hash import ROOT_HASH, hash_block
 from octavo_core.block_manager import HOLE, BlockManager
 from octavo_core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo_core.engine_core import EngineCore
-from octavo_core.grammar import Grammar
 from octavo_core.grammar_compiler import GrammarCompiler, Work
 from octavo_core.kv_cache_group import KVCacheGroup
 from octavo_core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
@@ -74,7 +74,7 @@ class Simulation:
             ),
         )
         self.executor = FakeExecutor(self.block_size, self.num_slots, windows=self.windows)
-        self.compiling: deque[tuple[Work, Future[Grammar]]] = deque()
+        self.compiling: deque[tuple[Work, Future[Any]]] = deque()
         self.grammars = GrammarCompiler(FakeGrammarBackend(), self.submit, max_wait=0)
         self.engine = EngineCore(config, tiny_spec(), self.executor, self.grammars)
         self.engine.start(lambda stage, progress: None)
@@ -132,7 +132,7 @@ class Simulation:
 
     # Grammars
 
-    def submit(self, work: Work) -> Future[Grammar]:
+    def submit(self, work: Work) -> Future[Any]:
         """Compile later."""
         self.compiling.append((work, Future()))
         return self.compiling[-1][1]

@@ -184,9 +184,14 @@ class EngineCore:
     def check_health(self) -> None:
         """Look after the workers, which nobody else does while there is nothing to compute.
 
+        The time is also used to get ready for structured output, which holds Python's lock for
+        some 100 ms: a stream would feel it.
+
         Raises:
             EngineDeadError: A worker is gone.
         """
+        if self._grammars is not None:
+            self._grammars.prepare()
         self._executor.check_health()
 
     def step(self) -> EngineCoreOutputs:

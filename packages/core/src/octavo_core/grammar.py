@@ -62,6 +62,10 @@ class Grammar(Protocol):
 class GrammarBackend(Protocol):
     """Compiles constraints for one model's vocabulary."""
 
+    def prepare(self) -> None:
+        """Do once, in any thread, what would make the first compilation slow."""
+        ...
+
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """Compile a constraint, in any thread; it may take seconds.
 

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from queue import SimpleQueue
+from typing import Any
 
 from octavo_core.grammar import Grammar, GrammarBackend
 from octavo_core.structured_outputs import StructuredOutputsParams
@@ -18,8 +19,8 @@ MAX_CACHED_GRAMMARS = 64
 # Below whatever else this machine does, the model's own threads first of all.
 _NICENESS = 10
 
-Work = Callable[[], Grammar]
-Submit = Callable[[Work], Future[Grammar]]
+Work = Callable[[], Any]
+Submit = Callable[[Work], Future[Any]]
 """Starts work, and returns the future that gets its result."""
 
 
@@ -36,14 +37,22 @@ class GrammarCompiler:
         self, backend: GrammarBackend, submit: Submit | None = None, max_wait: float = 0.01
     ) -> None:
         self._max_wait = max_wait
+        self._is_prepared = False
         self._backend = backend
         self._submit = submit if submit is not None else BackgroundThread().submit
         self._cache: OrderedDict[StructuredOutputsParams, Future[Grammar]] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Have the backend get ready, so that the first request need not wait for it."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._submit(self._backend.prepare)
 
     def start(self, params: StructuredOutputsParams) -> Future[Grammar]:
         """Return the grammar, or the promise of one; the future also carries the errors."""
         future = self._cache.get(params)
         if future is None or (future.done() and future.exception() is not None):
+            self._is_prepared = True
             future = self._submit(lambda: self._backend.compile(params))
             self._cache[params] = future
             if len(self._cache) > MAX_CACHED_GRAMMARS:
@@ -63,15 +72,15 @@ class BackgroundThread:
     """
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Work, Future[Grammar]]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Work, Future[Any]]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def submit(self, work: Work) -> Future[Grammar]:
+    def submit(self, work: Work) -> Future[Any]:
         """Run `work` after what was submitted before."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
             self._thread.start()
-        future: Future[Grammar] = Future()
+        future: Future[Any] = Future()
         self._queue.put((work, future))
         return future
 
