@@ -215,8 +215,6 @@ def test_neutral_values_of_unsupported_fields_are_accepted(front: Any) -> None:
         ("priority", 1),
         ("repetition_penalty", True),
         ("presence_penalty", False),
-        ("guided_json", {}),
-        ("guided_choice", ["a"]),
         ("typical_p", 0.9),
         ("length_penalty", 2),
         ("return_tokens_as_token_ids", True),

@@ -18,6 +18,7 @@ from octavo_server.api.logprobs import completion_logprobs
 from octavo_server.api.protocol import CompletionRequest
 from octavo_server.api.sampling import to_sampling_params
 from octavo_server.api.sse import DONE, EventStream, event
+from octavo_server.api.structured_outputs import constraint_field
 from octavo_server.detokenizer import TextOffsets
 from octavo_server.request_output import CompletionOutput, OutputDelta
 from octavo_server.tokenizer import Tokenizer
@@ -76,6 +77,7 @@ def _prepare(body: CompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
+        constraint_field=constraint_field(body),
         format=_CompletionFormat(
             model.tokenizer, requests, params.n, echoes, bool(body.return_token_ids)
         ),

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from octavo_server.api.errors import ApiError
 from octavo_server.engine_client import EngineClient
+from octavo_server.grammar_checker import GrammarChecker
 from octavo_server.input_processor import InputProcessor
 from octavo_server.tokenizer import Tokenizer
 
@@ -58,12 +59,14 @@ class ServerContext:
         model: None until start-up is done.
         drain: Set once the server takes no new requests.
         num_open: Requests that need the engine and whose answers are not out yet.
+        grammar_checker: Tries out the constraints of structured output.
     """
 
     client: EngineClient
     model: LoadedModel | None = None
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     num_open: int = 0
+    grammar_checker: GrammarChecker = field(default_factory=GrammarChecker)
 
     @property
     def draining(self) -> bool:

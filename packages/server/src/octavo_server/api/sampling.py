@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo_core.sampling_params import SamplingParams
 from octavo_server.api.protocol import GenerationRequest
+from octavo_server.api.structured_outputs import to_structured_outputs
 
 # Fields that have the same name and meaning in a body and in `SamplingParams`.
 _SAME = (
@@ -47,4 +48,5 @@ def to_sampling_params(
         logprobs=logprobs,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
+        structured_outputs=to_structured_outputs(body),
     )
