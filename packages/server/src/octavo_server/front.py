@@ -180,6 +180,7 @@ class _Front:
                 task.cancel()
             server.should_exit = server.force_exit = True
             await asyncio.wait({self._serving}, timeout=1.0)
+            await context.grammar_checker.close()
             await client.close()
 
     async def _run(self, context: ServerContext, server: uvicorn.Server) -> int:

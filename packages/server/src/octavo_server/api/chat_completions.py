@@ -18,6 +18,7 @@ from octavo_server.api.messages import to_template_messages
 from octavo_server.api.openapi import documented
 from octavo_server.api.protocol import ChatCompletionRequest
 from octavo_server.api.sampling import to_sampling_params
+from octavo_server.api.structured_outputs import constraint_field
 from octavo_server.request_output import CompletionOutput, OutputDelta
 
 router = APIRouter()
@@ -71,6 +72,7 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
+        constraint_field=constraint_field(body),
         format=_ChatFormat(params.n, return_token_ids, bool(body.return_tokens_as_token_ids)),
         extra=extra,
         prompt_logprobs=body.prompt_logprobs,
