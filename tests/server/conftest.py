@@ -13,7 +13,7 @@ import pytest
 
 from octavo_server.starter_model import starter_gguf
 from octavo_server.tokenizer import Tokenizer, load_tokenizer
-from support.scripted_engine import write_byte_model
+from support.scripted_engine import SAY_TEMPLATE, write_byte_model
 from support.tiny_models import write_folder, write_spm
 
 _MAIN = """
@@ -40,11 +40,18 @@ if __name__ == "__main__":
 class FrontUnderTest:
     """A whole front process on a scripted engine."""
 
-    def __init__(self, folder: Path, target: str, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        target: str,
+        *,
+        model: dict[str, Any] | None = None,
+        **settings: object,
+    ) -> None:
         main = folder / "front_main.py"
         main.write_text(_MAIN)
-        model = write_byte_model(folder / "model")
-        values = {"model": model, "served_model_name": "bytes", "port": 0, **settings}
+        path = write_byte_model(folder / "model", **(model or {}))
+        values = {"model": path, "served_model_name": "bytes", "port": 0, **settings}
         self.stderr_path = folder / "stderr"
         paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
         with self.stderr_path.open("w") as stderr:
@@ -97,6 +104,21 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
     """A front for the tests of one file that only talk to it."""
     running = FrontUnderTest(
         tmp_path_factory.mktemp("front"), "run_scripted_engine", max_num_queued_reqs=64
+    )
+    try:
+        yield running.wait_ready()
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    """A front whose model says what it is told to, with calls as Hermes and Qwen write them."""
+    running = FrontUnderTest(
+        tmp_path_factory.mktemp("talker"),
+        "run_scripted_engine",
+        model={"chat_template": SAY_TEMPLATE, "max_position_embeddings": 8192},
+        max_num_queued_reqs=64,
     )
     try:
         yield running.wait_ready()

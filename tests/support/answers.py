@@ -36,3 +36,35 @@ def summary(answer: CollectedAnswer) -> tuple[str | None, str | None, list[tuple
 
 def calls_of(answer: CollectedAnswer) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(call.arguments)) for call in answer.calls]
+
+
+def joined_chunks(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put the chunks of a chat stream together, as an SDK does."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in (choice for event in events for choice in event["choices"]):
+        message: dict[str, Any] = {"role": None, "content": None}
+        choice = choices.setdefault(chunk["index"], {"message": message, "finish_reason": None})
+        message, delta = choice["message"], chunk["delta"]
+        message["role"] = delta.get("role") or message["role"]
+        for key in ("content", "reasoning", "reasoning_content"):
+            if delta.get(key):
+                message[key] = (message.get(key) or "") + delta[key]
+        for fragment in delta.get("tool_calls", ()):
+            _add_fragment(message.setdefault("tool_calls", []), fragment)
+        choice["finish_reason"] = chunk["finish_reason"] or choice["finish_reason"]
+    for choice in choices.values():
+        if choice["message"].keys() == {"role", "content"}:
+            choice["message"]["content"] = choice["message"]["content"] or ""
+    return [choices[index] for index in sorted(choices)]
+
+
+def _add_fragment(calls: list[dict[str, Any]], fragment: dict[str, Any]) -> None:
+    if fragment["index"] == len(calls):
+        calls.append(
+            {
+                "id": fragment["id"],
+                "type": fragment["type"],
+                "function": {"name": fragment["function"]["name"], "arguments": ""},
+            }
+        )
+    calls[fragment["index"]]["function"]["arguments"] += fragment["function"]["arguments"]

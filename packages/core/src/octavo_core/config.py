@@ -192,6 +192,20 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least severe line logged.")
     ] = "info"
+    tool_call_parser: Annotated[
+        str,
+        Meta(
+            description="How the model writes calls of tools: hermes, llama3_json, mistral, "
+            "pythonic, deepseek, harmony, or none; auto takes what its chat template tells."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Meta(
+            description="How the model writes its reasoning: think, thinking, thought, reasoning, "
+            "seed_oss, mistral, kimi, harmony, or none; auto takes what its chat template tells."
+        ),
+    ] = "auto"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,6 +65,7 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
     """
     setproctitle.setproctitle("octavo: front")
     configure_logging(config.server.log_level, "front")
+    _check_parsers(config)
     listener = bind_socket(config.server.host, config.server.port)
     with contextlib.closing(listener):
         # Until the event loop runs, signals are only noted: an exception in the middle of
@@ -84,6 +85,15 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
             _join_loading_thread()
     _flush_output()
     return code
+
+
+def _check_parsers(config: EngineConfig) -> None:
+    """Refuse names of parsers that there are not, before any work is done."""
+    from octavo_server.reasoning_parsers import check_reasoning_parser
+    from octavo_server.tool_parsers import check_tool_parser
+
+    check_tool_parser(config.server.tool_call_parser)
+    check_reasoning_parser(config.server.reasoning_parser)
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -218,6 +228,7 @@ class _Front:
         # Only now, so that the engine does not wait for these imports (0.4 s) to hear of its model.
         from octavo_core.memory_planner import longest_model_len
         from octavo_core.model_spec import read_model_spec
+        from octavo_server.answer_parser import AnswerFormat
         from octavo_server.api.context import LoadedModel
         from octavo_server.input_processor import InputProcessor
         from octavo_server.output_processor import OutputProcessor
@@ -244,6 +255,7 @@ class _Front:
             tokenizer=tokenizer,
             input_processor=input_processor,
             can_chat=chat_problem is None,
+            answer_format=AnswerFormat.of(tokenizer.chat_template, self._config.server),
             sampling_defaults=read_sampling_defaults(resolved.path),
         )
 

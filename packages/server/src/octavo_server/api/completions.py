@@ -151,16 +151,17 @@ class _CompletionFormat:
             for index in range(len(self._requests))
         ]
 
-    def chunk(self, delta: OutputDelta) -> dict[str, Any] | None:
+    def chunks(self, delta: OutputDelta) -> list[dict[str, Any]]:
         """Write one delta."""
         shown = delta.text or delta.finish_reason or delta.logprobs
         if not shown and not (self._return_token_ids and delta.token_ids):
-            return None
+            return []
         logprobs = completion_logprobs(delta.logprobs, self._offsets[delta.index])
         extra = {"token_ids": delta.token_ids} if self._return_token_ids else {}
-        return self._choice(
+        choice = self._choice(
             delta.index, delta.text, logprobs, delta.finish_reason, delta.stop_reason, extra
         )
+        return [choice]
 
     def choice(self, output: CompletionOutput) -> dict[str, Any]:
         """Write a whole choice."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from octavo_server.answer_parser import AnswerFormat
 from octavo_server.api.errors import ApiError
 from octavo_server.engine_client import EngineClient
 from octavo_server.input_processor import InputProcessor
@@ -24,6 +25,7 @@ class LoadedModel:
         max_model_len: Most tokens of prompt and answer.
         sampling_defaults: Sampling fields from the model's generation_config.json.
         can_chat: False if there is no chat template, or none that works.
+        answer_format: How it writes calls of tools and reasoning.
     """
 
     name: str
@@ -32,6 +34,7 @@ class LoadedModel:
     input_processor: InputProcessor
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     can_chat: bool = True
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, name: str | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,8 +39,8 @@ class ChoiceFormat(Protocol):
         """Return the choices to send before any token, one for each event."""
         ...
 
-    def chunk(self, delta: OutputDelta) -> dict[str, Any] | None:
-        """Return the choice to send for `delta`, or None if it has nothing to show."""
+    def chunks(self, delta: OutputDelta) -> list[dict[str, Any]]:
+        """Return the choices to send for `delta`, one for each event; none if nothing shows."""
         ...
 
     def choice(self, output: CompletionOutput) -> dict[str, Any]:
@@ -57,6 +57,7 @@ class Job:
         requests: One for each choice, prompt by prompt.
         choices_per_prompt: The request's ``n``.
         extra: Top-level fields of the response, or of the stream's first chunk.
+        usage_details: Returns further fields of ``usage``, once the answer is complete.
     """
 
     request_id: str
@@ -67,6 +68,7 @@ class Job:
     include_usage: bool
     format: ChoiceFormat
     extra: dict[str, Any] = field(default_factory=dict)
+    usage_details: Callable[[], dict[str, Any]] = dict
     created: int = field(default_factory=lambda: int(time.time()))
 
     def usage_counter(self) -> UsageCounter:
@@ -121,7 +123,7 @@ async def _collect(job: Job, generation: Generation) -> dict[str, Any]:
     return {
         **job.head(job.format.object),
         "choices": choices,
-        "usage": counter.usage(),
+        "usage": counter.usage() | job.usage_details(),
         **job.extra,
     }
 
@@ -150,15 +152,14 @@ async def _events(
             _raise_errors(deltas)
             for delta in deltas:
                 counter.add(delta)
-                choice = job.format.chunk(delta)
-                if choice is not None:
-                    parts.append(chunk(choice))
+                parts += [chunk(choice) for choice in job.format.chunks(delta)]
             if parts:
                 yield b"".join(parts)
             parts = []
             deltas = await anext(generation, [])
         if job.include_usage:
-            yield event({**head, "choices": [], "usage": counter.usage()})
+            usage = counter.usage() | job.usage_details()
+            yield event({**head, "choices": [], "usage": usage})
     except Exception as error:
         # The status has gone out as 200; the stream itself has to say it.
         yield event(to_api_error(error).body())

@@ -31,6 +31,10 @@ def _to_dict(index: int, message: ChatMessage) -> dict[str, Any]:
         result["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         result["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning and role == "assistant":
+        # Templates know it by either name: Qwen's by the first, gpt-oss's by the second.
+        result["reasoning_content"] = result["thinking"] = reasoning
     return result
 
 

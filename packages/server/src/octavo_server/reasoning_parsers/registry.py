@@ -72,3 +72,13 @@ def detect_reasoning_parser(chat_template: str) -> str | None:
         if parser.closing in chat_template:
             return name
     return None
+
+
+def check_reasoning_parser(name: str) -> None:
+    """Refuse a name that stands for no parser, and isn't `AUTO` either.
+
+    Raises:
+        ConfigError: There is no such parser.
+    """
+    if name != AUTO:
+        reasoning_parser(name)

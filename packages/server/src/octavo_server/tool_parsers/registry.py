@@ -76,3 +76,13 @@ def tool_parser(name: str) -> type[Scanner] | None:
 def detect_tool_parser(chat_template: str) -> type[Scanner] | None:
     """Return the parser for a model with this template, or None if it tells no format."""
     return next((parser for sign, parser in _SIGNS if sign in chat_template), None)
+
+
+def check_tool_parser(name: str) -> None:
+    """Refuse a name that stands for no parser, and isn't `AUTO` either.
+
+    Raises:
+        ConfigError: There is no such parser.
+    """
+    if name != AUTO:
+        tool_parser(name)

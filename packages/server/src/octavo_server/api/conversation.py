@@ -1,0 +1,207 @@
+"""From a conversation to the engine's requests: what all three chat APIs have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from octavo_core.sampling_params import SamplingParams
+from octavo_core.structured_outputs import StructuredOutputsParams
+from octavo_core.wire import EngineCoreRequest
+from octavo_server.answer_parser import AnswerParser
+from octavo_server.api.context import LoadedModel
+from octavo_server.api.tool_use import NO_TOOLS, ToolUse
+from octavo_server.tool_parsers.forced import (
+    ForcedArgumentsParser,
+    ForcedCallsParser,
+    forced_arguments,
+    forced_calls,
+)
+from octavo_server.tool_parsers.harmony import HarmonyParser
+from octavo_server.tool_parsers.scanner import Scanner
+from octavo_server.tool_prompt import with_tool_prompt
+
+# Enough of a prompt to see whether it ends in the opening tag of a block of reasoning.
+_PROMPT_END_TOKENS = 16
+
+# gpt-oss knows three efforts.
+_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+# Names that the template is given by us, which a template option must not override.
+RESERVED_OPTIONS = frozenset(
+    {
+        "self",
+        "request_id",
+        "messages",
+        "params",
+        "arrival_time",
+        "priority",
+        "cache_salt",
+        "tenant",
+        "add_generation_prompt",
+        "tools",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation that waits for its next message.
+
+    Attributes:
+        messages: For the chat template; content is text.
+        template_options: Further variables of the chat template, as the request gave them.
+        reasoning_effort: How much the model should think, in OpenAI's words, if the request
+            says so.
+        shows_reasoning: False drops the reasoning from the answer.
+        request_options: ``priority``, ``cache_salt`` and ``tenant`` for the engine.
+    """
+
+    messages: list[dict[str, Any]]
+    params: SamplingParams
+    tool_use: ToolUse = NO_TOOLS
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+    shows_reasoning: bool = True
+    add_generation_prompt: bool = True
+    request_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PreparedConversation:
+    """A conversation as the engine gets it, and how its answer is to be read.
+
+    Attributes:
+        requests: One for each choice.
+        is_reasoning: The prompt has opened a block of reasoning.
+    """
+
+    model: LoadedModel
+    conversation: Conversation
+    requests: list[EngineCoreRequest]
+    is_reasoning: bool
+
+    def new_parser(self) -> AnswerParser:
+        """Return a parser for one choice."""
+        conversation = self.conversation
+        answer_format = self.model.answer_format
+        tool_use = conversation.tool_use
+        think = answer_format.think_parser
+        if tool_use.is_forced and not self.is_reasoning:
+            think = None
+        return AnswerParser(
+            None if think is None else think(is_open=self.is_reasoning),
+            _tool_parser(self.model, tool_use),
+            single_call=not tool_use.is_parallel,
+            shows_reasoning=conversation.shows_reasoning,
+        )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.requests[0].prompt_token_ids)
+
+    @property
+    def skip_special_tokens(self) -> bool:
+        """Whether the answer's text goes without control tokens."""
+        return self.requests[0].sampling_params.skip_special_tokens
+
+    def finish_reason(self, reason: str | None, num_calls: int) -> str | None:
+        """Return the reason in OpenAI's words, given what was found in the answer.
+
+        A named tool leaves ``stop``, as OpenAI has it: the caller knows that there is a call.
+        """
+        if reason == "stop" and num_calls and self.conversation.tool_use.mode != "named":
+            return "tool_calls"
+        return reason
+
+
+def prepare(
+    model: LoadedModel, request_id: str, conversation: Conversation
+) -> PreparedConversation:
+    """Render the chat template and tokenize; takes a while for long conversations.
+
+    Raises:
+        InvalidRequestError: The messages don't fit the template or the model.
+    """
+    tool_use = conversation.tool_use
+    messages = conversation.messages
+    tools = tool_use.for_template()
+    if not model.answer_format.takes_tools and (tools or _has_tool_turns(messages)):
+        messages, tools = with_tool_prompt(messages, tools or []), None
+    params = conversation.params
+    if _needs_special_tokens(model, tool_use):
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
+    requests = model.input_processor.process_chat(
+        request_id,
+        messages,
+        params,
+        add_generation_prompt=conversation.add_generation_prompt,
+        tools=tools,
+        **conversation.request_options,
+        **_template_options(model, conversation),
+    )
+    end = requests[0].prompt_token_ids[-_PROMPT_END_TOKENS:]
+    is_reasoning = model.answer_format.is_open(
+        model.tokenizer.decode(end, skip_special_tokens=False)
+    )
+    if tool_use.is_forced:
+        constraint = _constraint(model, tool_use, is_reasoning)
+        requests = [_with_constraint(request, constraint) for request in requests]
+    return PreparedConversation(model, conversation, requests, is_reasoning)
+
+
+def _template_options(model: LoadedModel, conversation: Conversation) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    effort = conversation.reasoning_effort
+    if effort is not None:
+        options["enable_thinking"] = effort != "none"
+        if model.answer_format.takes_effort:
+            is_harmony = model.answer_format.reasoning == "harmony"
+            options["reasoning_effort"] = (
+                _HARMONY_EFFORTS.get(effort, effort) if is_harmony else effort
+            )
+    given = conversation.template_options
+    return options | {name: value for name, value in given.items() if name not in RESERVED_OPTIONS}
+
+
+def _has_tool_turns(messages: list[dict[str, Any]]) -> bool:
+    return any(turn["role"] in ("tool", "function") or "tool_calls" in turn for turn in messages)
+
+
+def _tool_parser(model: LoadedModel, tool_use: ToolUse) -> Scanner | None:
+    if tool_use.mode == "named":
+        return ForcedArgumentsParser(tool_use.names, commit_chars=0)
+    if tool_use.mode == "required":
+        return ForcedCallsParser(tool_use.names, commit_chars=0)
+    parser = model.answer_format.tool_parser
+    if tool_use.mode == "auto" and parser is not None:
+        return parser(tool_use.names)
+    return HarmonyParser() if model.answer_format.reasoning == "harmony" else None
+
+
+def _needs_special_tokens(model: LoadedModel, tool_use: ToolUse) -> bool:
+    parsers = (_tool_parser(model, tool_use), model.answer_format.think_parser)
+    return any(parser is not None and parser.needs_special_tokens for parser in parsers)
+
+
+def _constraint(
+    model: LoadedModel, tool_use: ToolUse, is_reasoning: bool
+) -> StructuredOutputsParams:
+    think = model.answer_format.think_parser
+    reasoning_end = think.closing if think is not None and is_reasoning else None
+    if tool_use.mode == "named":
+        return forced_arguments(tool_use.schemas()[0], reasoning_end)
+    return forced_calls(
+        tool_use.schemas(), is_parallel=tool_use.is_parallel, reasoning_end=reasoning_end
+    )
+
+
+def _with_constraint(
+    request: EngineCoreRequest, constraint: StructuredOutputsParams
+) -> EngineCoreRequest:
+    params = msgspec.structs.replace(request.sampling_params, structured_outputs=constraint)
+    return msgspec.structs.replace(request, sampling_params=params)
