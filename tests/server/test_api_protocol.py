@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
+from octavo_server.api.anthropic_protocol import CountTokensRequest, MessagesRequest
 from octavo_server.api.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -53,7 +54,9 @@ def _has_both_limits(node: dict[str, Any]) -> bool:
     return low and ("maximum" in node or "exclusiveMaximum" in node)
 
 
-@pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
+@pytest.mark.parametrize(
+    "model", [CompletionRequest, ChatCompletionRequest, MessagesRequest, CountTokensRequest]
+)
 def test_every_field_is_bounded(model: type[BaseModel]) -> None:
     assert unbounded_fields(model) == []
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from octavo_server import __version__
-from octavo_server.api import chat_completions, completions, health, models
+from octavo_server.api import (
+    anthropic_messages,
+    chat_completions,
+    completions,
+    health,
+    models,
+)
 from octavo_server.api.context import ServerContext
 from octavo_server.api.errors import install_error_handlers
 from octavo_server.api.gate import AvailabilityGate
@@ -21,7 +27,7 @@ def create_app(context: ServerContext) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.context = context
-    for module in (health, models, completions, chat_completions):
+    for module in (health, models, completions, chat_completions, anthropic_messages):
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(AvailabilityGate, context=context)

@@ -57,6 +57,7 @@ class Conversation:
         reasoning_effort: How much the model should think, in OpenAI's words, if the request
             says so.
         shows_reasoning: False drops the reasoning from the answer.
+        prefill: The beginning of the answer, which the model goes on from.
         request_options: ``priority``, ``cache_salt`` and ``tenant`` for the engine.
     """
 
@@ -67,6 +68,7 @@ class Conversation:
     reasoning_effort: str | None = None
     shows_reasoning: bool = True
     add_generation_prompt: bool = True
+    prefill: str | None = None
     request_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -144,6 +146,8 @@ def prepare(
         **conversation.request_options,
         **_template_options(model, conversation),
     )
+    if conversation.prefill:
+        requests = _with_prefill(model, request_id, conversation, requests[0], params)
     end = requests[0].prompt_token_ids[-_PROMPT_END_TOKENS:]
     is_reasoning = model.answer_format.is_open(
         model.tokenizer.decode(end, skip_special_tokens=False)
@@ -152,6 +156,25 @@ def prepare(
         constraint = _constraint(model, tool_use, is_reasoning)
         requests = [_with_constraint(request, constraint) for request in requests]
     return PreparedConversation(model, conversation, requests, is_reasoning)
+
+
+def _with_prefill(
+    model: LoadedModel,
+    request_id: str,
+    conversation: Conversation,
+    request: EngineCoreRequest,
+    params: SamplingParams,
+) -> list[EngineCoreRequest]:
+    """Add the beginning of the answer to the prompt, and check that again."""
+    assert conversation.prefill is not None
+    prefill = model.tokenizer.encode_plain(conversation.prefill)
+    return model.input_processor.process(
+        request_id,
+        [*request.prompt_token_ids, *prefill],
+        params,
+        field="messages",
+        **conversation.request_options,
+    )
 
 
 def _template_options(model: LoadedModel, conversation: Conversation) -> dict[str, Any]:
