@@ -52,7 +52,7 @@ TEST_EXTRAS = {
     "core": (),
     "kernels": ("gguf",),
     "worker": ("gguf", "transformers"),
-    "server": ("gguf", "matplotlib", "openai", "transformers"),
+    "server": ("anthropic", "gguf", "matplotlib", "openai", "transformers"),
     "client": (),
 }
 

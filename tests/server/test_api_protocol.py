@@ -14,6 +14,7 @@ from octavo_server.api.protocol import (
     CompletionRequest,
     StrictModel,
 )
+from octavo_server.api.responses_protocol import ResponsesRequest
 
 
 def unbounded_fields(model: type[BaseModel]) -> list[str]:
@@ -55,7 +56,14 @@ def _has_both_limits(node: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "model", [CompletionRequest, ChatCompletionRequest, MessagesRequest, CountTokensRequest]
+    "model",
+    [
+        CompletionRequest,
+        ChatCompletionRequest,
+        MessagesRequest,
+        CountTokensRequest,
+        ResponsesRequest,
+    ],
 )
 def test_every_field_is_bounded(model: type[BaseModel]) -> None:
     assert unbounded_fields(model) == []

@@ -192,6 +192,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least severe line logged.")
     ] = "info"
+    max_stored_responses: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Most answers of /v1/responses that are kept in memory, to go on from or "
+            "to look at; 0 keeps none.",
+        ),
+    ] = 1024
     tool_call_parser: Annotated[
         str,
         Meta(

@@ -154,6 +154,7 @@ class _Front:
 
         client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs)
         context = ServerContext(client)
+        context.responses.max_responses = self._config.server.max_stored_responses
         server = _make_server(create_app(context), self._config)
         self._serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         try:

@@ -11,6 +11,7 @@ from octavo_server.api import (
     completions,
     health,
     models,
+    responses,
 )
 from octavo_server.api.context import ServerContext
 from octavo_server.api.errors import install_error_handlers
@@ -27,7 +28,7 @@ def create_app(context: ServerContext) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.context = context
-    for module in (health, models, completions, chat_completions, anthropic_messages):
+    for module in (health, models, completions, chat_completions, anthropic_messages, responses):
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(AvailabilityGate, context=context)

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from octavo_server.answer_parser import AnswerFormat
 from octavo_server.api.errors import ApiError
+from octavo_server.api.responses_store import ResponseStore
 from octavo_server.engine_client import EngineClient
 from octavo_server.input_processor import InputProcessor
 from octavo_server.tokenizer import Tokenizer
@@ -60,12 +61,14 @@ class ServerContext:
         client: The engine.
         model: None until start-up is done.
         drain: Set once the server takes no new requests.
+        responses: Answers of the Responses API that may be gone on from.
         num_open: Requests that need the engine and whose answers are not out yet.
     """
 
     client: EngineClient
     model: LoadedModel | None = None
     drain: asyncio.Event = field(default_factory=asyncio.Event)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     num_open: int = 0
 
     @property

@@ -55,11 +55,16 @@ def _text(index: int, content: str | list[ContentPart] | None) -> str:
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
     """Return a call with its arguments as an object, which is what templates write out."""
-    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    function = {"name": call.function.name, "arguments": arguments_object(call.function.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _arguments(text: str) -> Any:
+def arguments_object(text: str) -> Any:
+    """Return a call's arguments as an object, or as they are if they are none.
+
+    Raises:
+        InvalidRequestError: They are nested too deep.
+    """
     try:
         value = decode_json(text.encode())
     except InvalidRequestError as error:
