@@ -287,6 +287,14 @@ def test_the_template_hears_of_the_effort(talker: Any, fields: dict[str, Any], s
     assert both(talker, body)["message"]["content"] == f"user=hi;{shown}a="
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "chat_template", "params", "self"])
+def test_x03_template_options_must_not_override_what_is_ours(talker: Any, name: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {name: "x"}}
+    response = talker.post(PATH, body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "chat_template_kwargs"
+
+
 def test_earlier_reasoning_reaches_the_template(talker: Any) -> None:
     turns = [
         {"role": "assistant", "content": "b", "reasoning_content": "A"},

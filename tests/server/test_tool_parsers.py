@@ -21,10 +21,10 @@ from octavo_server.tool_parsers.hermes import HermesParser
 from octavo_server.tool_parsers.llama3_json import Llama3JsonParser
 from octavo_server.tool_parsers.mistral import MistralParser
 from octavo_server.tool_parsers.pythonic import PythonicParser
+from octavo_server.tool_parsers.qwen3_coder import Qwen3CoderParser
 from octavo_server.tool_parsers.scanner import COMMIT_CHARS
 from support.answers import calls_of, cut, parse, summary
 
-NAMES = ["f", "get_weather", "ping"]
 PARIS = ("get_weather", {"city": "Paris"})
 PING: tuple[str, Any] = ("ping", {})
 
@@ -165,6 +165,37 @@ GOOD: list[tuple[type[Scanner], str, str | None, str | None, list[tuple[str, Any
     ),
 ]
 
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "f": {
+        "properties": {
+            "a": {"type": "array"},
+            "b": {"type": "boolean"},
+            "c": {"type": ["integer", "null"]},
+            "d": {"anyOf": [{"type": "string"}, {"type": "number"}]},
+            "e": {"type": "object"},
+        }
+    },
+    "get_weather": {"properties": {"city": {"type": "string"}}},
+    "ping": {},
+}
+CODER_PARIS = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n"
+    "</tool_call>"
+)
+GOOD += [
+    (Qwen3CoderParser, f"I look.\n{CODER_PARIS}\n", "I look.", None, [PARIS]),
+    (Qwen3CoderParser, "<function=ping>\n</function>", None, None, [PING]),
+    (
+        Qwen3CoderParser,
+        "<tool_call><function=f><parameter=a>[1, 2]</parameter><parameter=b>True</parameter>"
+        "<parameter=c>null</parameter><parameter=d>1.5</parameter><parameter=e>{oops</parameter>"
+        '<parameter=x>\n\n "5"\n<b>\n\n</parameter></function></tool_call>',
+        None,
+        None,
+        [("f", {"a": [1, 2], "b": True, "c": None, "d": 1.5, "e": "{oops", "x": '\n "5"\n<b>\n'})],
+    ),
+]
+
 # What no parser may take for a call; all of it stays text, white space between calls aside.
 BAD: list[tuple[type[Scanner], str]] = [
     (HermesParser, "<tool_call>"),
@@ -182,6 +213,9 @@ BAD: list[tuple[type[Scanner], str]] = [
     (HermesParser, '<tool_call>{"name": "f", "arguments": {}, "arguments": {}}</tool_call>'),
     (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": ' + "1" * 500 + "}}"),
     (HermesParser, '<tool_call>{"name": "' + "f" * 300 + '", "arguments": {}}'),
+    (Qwen3CoderParser, "<tool_call><function=f><parameter=a>1"),
+    (Qwen3CoderParser, "<tool_call><function=f>Paris</function></tool_call>"),
+    (Qwen3CoderParser, "<function=f><parameter=x>1</parameter><parameter=x>2</parameter>"),
     (Llama3JsonParser, '{"name": "f", "parameters": {"a": '),
     (Llama3JsonParser, '<|python_tag|>print("hi")'),
     (MistralParser, '[TOOL_CALLS][{"name": "f"'),
@@ -199,7 +233,7 @@ BAD: list[tuple[type[Scanner], str]] = [
 
 
 def make(kind: type[Scanner], **options: Any) -> Scanner:
-    return kind(NAMES, **options)
+    return kind(SCHEMAS, **options)
 
 
 @pytest.mark.parametrize(("kind", "text", "content", "reasoning", "calls"), GOOD)
@@ -319,6 +353,7 @@ def test_forced_calls() -> None:
         ("<｜tool▁call▁begin｜>", DeepSeekParser),
         ("[TOOL_CALLS]", MistralParser),
         ("<tool_call>", HermesParser),
+        ("<tool_call>\n<function=", Qwen3CoderParser),
         ("[func_name1(params_name1=params_value1", PythonicParser),
         ('{"name": function name, "parameters": dictionary', Llama3JsonParser),
         ("{% for message in messages %}", None),
@@ -352,6 +387,8 @@ HOSTILE: list[tuple[type[Scanner], Callable[[int], str]]] = [
     (DeepSeekParser, lambda n: "<｜tool▁call▁begin｜>" * n),
     (HarmonyParser, lambda n: "<|channel|>" * n),
     (HarmonyParser, lambda n: "<|channel|>analysis<|message|>" + " " * n),
+    (Qwen3CoderParser, lambda n: "<function=f>" * n),
+    (Qwen3CoderParser, lambda n: "<function=f>" + "<parameter=x>" * n),
     (HermesParser, lambda n: "Action:" + " " * n),
 ]
 

@@ -204,8 +204,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: Annotated[
         str,
         Meta(
-            description="How the model writes calls of tools: hermes, llama3_json, mistral, "
-            "pythonic, deepseek, harmony, or none; auto takes what its chat template tells."
+            description="How the model writes calls of tools: hermes, qwen3_coder, llama3_json, "
+            "mistral, pythonic, deepseek, harmony, or none; auto takes what the chat template "
+            "tells."
         ),
     ] = "auto"
     reasoning_parser: Annotated[

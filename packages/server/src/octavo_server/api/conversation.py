@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_core.wire import EngineCoreRequest
@@ -30,8 +31,8 @@ _PROMPT_END_TOKENS = 16
 # gpt-oss knows three efforts.
 _HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
-# Names that the template is given by us, which a template option must not override.
-RESERVED_OPTIONS = frozenset(
+# Names that are ours, and that a request's template options must not override.
+_RESERVED_OPTIONS = frozenset(
     {
         "self",
         "request_id",
@@ -43,6 +44,10 @@ RESERVED_OPTIONS = frozenset(
         "tenant",
         "add_generation_prompt",
         "tools",
+        "chat_template",
+        "bos_token",
+        "eos_token",
+        "truncate_prompt_tokens",
     }
 )
 
@@ -181,14 +186,22 @@ def _template_options(model: LoadedModel, conversation: Conversation) -> dict[st
     options: dict[str, Any] = {}
     effort = conversation.reasoning_effort
     if effort is not None:
-        options["enable_thinking"] = effort != "none"
+        # By which of the two names depends on the template.
+        options["enable_thinking"] = options["thinking"] = effort != "none"
         if model.answer_format.takes_effort:
             is_harmony = model.answer_format.reasoning == "harmony"
             options["reasoning_effort"] = (
                 _HARMONY_EFFORTS.get(effort, effort) if is_harmony else effort
             )
     given = conversation.template_options
-    return options | {name: value for name, value in given.items() if name not in RESERVED_OPTIONS}
+    reserved = sorted(_RESERVED_OPTIONS & given.keys())
+    if reserved:
+        raise InvalidRequestError(
+            f"chat_template_kwargs has {reserved[0]!r}, which is not the request's to set; leave "
+            f"it out.",
+            field="chat_template_kwargs",
+        )
+    return options | dict(given)
 
 
 def _has_tool_turns(messages: list[dict[str, Any]]) -> bool:
@@ -202,7 +215,7 @@ def _tool_parser(model: LoadedModel, tool_use: ToolUse) -> Scanner | None:
         return ForcedCallsParser(tool_use.names, commit_chars=0)
     parser = model.answer_format.tool_parser
     if tool_use.mode == "auto" and parser is not None:
-        return parser(tool_use.names)
+        return parser(tool_use.parameters())
     return HarmonyParser() if model.answer_format.reasoning == "harmony" else None
 
 

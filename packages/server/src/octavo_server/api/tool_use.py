@@ -56,6 +56,10 @@ class ToolUse:
         """Names of the tools."""
         return [function.name for function in self.functions]
 
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """Return each tool's JSON schema by the tool's name."""
+        return {function.name: function.parameters or {} for function in self.functions}
+
     @property
     def is_forced(self) -> bool:
         """True if the answer has to be a call."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from octavo_core.errors import ConfigError
-from octavo_server.tool_parsers import deepseek, harmony, hermes, llama3_json, mistral
+from octavo_server.tool_parsers import deepseek, harmony, hermes, llama3_json, mistral, qwen3_coder
 from octavo_server.tool_parsers.deepseek import DeepSeekParser
 from octavo_server.tool_parsers.harmony import HarmonyParser
 from octavo_server.tool_parsers.hermes import HermesParser
 from octavo_server.tool_parsers.llama3_json import Llama3JsonParser
 from octavo_server.tool_parsers.mistral import MistralParser
 from octavo_server.tool_parsers.pythonic import PythonicParser
+from octavo_server.tool_parsers.qwen3_coder import Qwen3CoderParser
 from octavo_server.tool_parsers.scanner import Scanner
 
 TOOL_PARSERS: dict[str, type[Scanner]] = {
     parser.name: parser
     for parser in (
         HermesParser,
+        Qwen3CoderParser,
         Llama3JsonParser,
         MistralParser,
         PythonicParser,
@@ -43,6 +45,7 @@ _SIGNS = (
     (harmony.CHANNEL, HarmonyParser),
     (deepseek.CALL_BEGIN, DeepSeekParser),
     (mistral.MARKER, MistralParser),
+    (qwen3_coder.FUNCTION, Qwen3CoderParser),
     (hermes.OPEN, HermesParser),
     ("<|tool_call_start|>", PythonicParser),
     ("<|python_start|>", PythonicParser),

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Generator, Sequence
-from typing import ClassVar, TypeVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from octavo_server.answer_events import (
     AnswerEvent,
@@ -108,7 +108,8 @@ class Scanner:
     """Base of the parsers of model output: text in, events out.
 
     Args:
-        tool_names: Names of the tools that may be called.
+        tools: The tools that may be called: their names and the JSON schemas of their
+            parameters, or the names alone.
         commit_chars: A longer call is sent as it comes, however it goes on.
 
     Attributes:
@@ -121,8 +122,16 @@ class Scanner:
     name: ClassVar[str] = ""
     needs_special_tokens: ClassVar[bool] = False
 
-    def __init__(self, tool_names: Sequence[str] = (), *, commit_chars: int = COMMIT_CHARS) -> None:
-        self.tool_names = frozenset(tool_names)
+    def __init__(
+        self,
+        tools: Mapping[str, dict[str, Any]] | Sequence[str] = (),
+        *,
+        commit_chars: int = COMMIT_CHARS,
+    ) -> None:
+        self.tool_names = frozenset(tools)
+        self._parameters: dict[str, dict[str, Any]] = (
+            dict(tools) if isinstance(tools, Mapping) else {}
+        )
         self.commit_chars = commit_chars
         self.reasoning_spans: list[tuple[int, int | None]] = []
         self._buffer = ""
@@ -160,6 +169,10 @@ class Scanner:
     def parse(self) -> Steps[None]:
         """Read the whole text."""
         raise NotImplementedError
+
+    def parameters_of(self, name: str) -> dict[str, Any]:
+        """Return the JSON schema of a tool's parameters; empty if it is not known."""
+        return self._parameters.get(name, {})
 
     # What goes out
 
