@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
-from octavo_core.errors import InvalidRequestError
+from octavo_core.errors import ContextLengthError, InvalidRequestError
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_core.wire import EngineCoreRequest
 from octavo_server.answer_parser import AnswerParser
 from octavo_server.api.context import LoadedModel
+from octavo_server.api.tool_turns import has_tool_turns, with_short_ids, with_text_arguments
 from octavo_server.api.tool_use import NO_TOOLS, ToolUse
 from octavo_server.tool_parsers.forced import (
     ForcedArgumentsParser,
@@ -22,6 +23,7 @@ from octavo_server.tool_parsers.forced import (
     forced_calls,
 )
 from octavo_server.tool_parsers.harmony import HarmonyParser
+from octavo_server.tool_parsers.mistral import MistralParser
 from octavo_server.tool_parsers.scanner import Scanner
 from octavo_server.tool_prompt import with_tool_prompt
 
@@ -135,22 +137,10 @@ def prepare(
         InvalidRequestError: The messages don't fit the template or the model.
     """
     tool_use = conversation.tool_use
-    messages = conversation.messages
-    tools = tool_use.for_template()
-    if not model.answer_format.takes_tools and (tools or _has_tool_turns(messages)):
-        messages, tools = with_tool_prompt(messages, tools or []), None
     params = conversation.params
     if _needs_special_tokens(model, tool_use):
         params = msgspec.structs.replace(params, skip_special_tokens=False)
-    requests = model.input_processor.process_chat(
-        request_id,
-        messages,
-        params,
-        add_generation_prompt=conversation.add_generation_prompt,
-        tools=tools,
-        **conversation.request_options,
-        **_template_options(model, conversation),
-    )
+    requests = _process(model, request_id, conversation, params)
     if conversation.prefill:
         requests = _with_prefill(model, request_id, conversation, requests[0], params)
     end = requests[0].prompt_token_ids[-_PROMPT_END_TOKENS:]
@@ -161,6 +151,50 @@ def prepare(
         constraint = _constraint(model, tool_use, is_reasoning)
         requests = [_with_constraint(request, constraint) for request in requests]
     return PreparedConversation(model, conversation, requests, is_reasoning)
+
+
+def _process(
+    model: LoadedModel, request_id: str, conversation: Conversation, params: SamplingParams
+) -> list[EngineCoreRequest]:
+    messages, tools = _turns(model, conversation)
+
+    def process(turns: list[dict[str, Any]]) -> list[EngineCoreRequest]:
+        return model.input_processor.process_chat(
+            request_id,
+            turns,
+            params,
+            add_generation_prompt=conversation.add_generation_prompt,
+            tools=tools,
+            **conversation.request_options,
+            **_template_options(model, conversation),
+        )
+
+    try:
+        return process(messages)
+    except ContextLengthError:
+        raise
+    except InvalidRequestError as error:
+        # Most templates write arguments out as JSON themselves; some want the text.
+        with_text = with_text_arguments(messages)
+        if with_text is None:
+            raise
+        try:
+            return process(with_text)
+        except InvalidRequestError:
+            raise error from None
+
+
+def _turns(
+    model: LoadedModel, conversation: Conversation
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Return the messages and the tools as the model's template takes them."""
+    messages = conversation.messages
+    tools = conversation.tool_use.for_template()
+    if not model.answer_format.takes_tools and (tools or has_tool_turns(messages)):
+        return with_tool_prompt(messages, tools or []), None
+    if model.answer_format.tool_parser is MistralParser:
+        messages = with_short_ids(messages)
+    return messages, tools
 
 
 def _with_prefill(
@@ -202,10 +236,6 @@ def _template_options(model: LoadedModel, conversation: Conversation) -> dict[st
             field="chat_template_kwargs",
         )
     return options | dict(given)
-
-
-def _has_tool_turns(messages: list[dict[str, Any]]) -> bool:
-    return any(turn["role"] in ("tool", "function") or "tool_calls" in turn for turn in messages)
 
 
 def _tool_parser(model: LoadedModel, tool_use: ToolUse) -> Scanner | None:
