@@ -122,7 +122,7 @@ def test_logprobs(front: Any) -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"seed": 2**70}, "seed"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"chat_template_kwargs": {"x": [1]}}, None),

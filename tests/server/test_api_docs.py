@@ -57,6 +57,24 @@ def test_every_field_of_the_other_apis_is_told(title: str, model: Any) -> None:
             [sampling_params.MAX_STOP_STRINGS, sampling_params.MAX_STOP_STRING_CHARS],
         ),
         (SHARED, "stop_token_ids", [sampling_params.MAX_STOP_TOKEN_IDS]),
+        (SHARED, "presence_penalty", [-2, 2]),
+        (SHARED, "repetition_penalty", [sampling_params.MAX_REPETITION_PENALTY]),
+        (
+            SHARED,
+            "logit_bias",
+            [
+                sampling_params.MAX_LOGIT_BIAS_IDS,
+                -sampling_params.MAX_LOGIT_BIAS,
+                sampling_params.MAX_LOGIT_BIAS,
+            ],
+        ),
+        (SHARED, "allowed_token_ids", [sampling_params.MAX_ALLOWED_TOKEN_IDS]),
+        (
+            SHARED,
+            "bad_words",
+            [sampling_params.MAX_BAD_WORDS, sampling_params.MAX_BAD_WORD_CHARS],
+        ),
+        (SHARED, "prompt_logprobs", [sampling_params.MAX_LOGPROBS]),
         (SHARED, "max_tokens", [DEFAULT_MAX_TOKENS]),
         (SHARED, "cache_salt", [protocol.MAX_NAME_CHARS]),
         (SHARED, "user", [protocol.MAX_NAME_CHARS]),
@@ -68,7 +86,7 @@ def test_every_field_of_the_other_apis_is_told(title: str, model: Any) -> None:
     ],
 )
 def test_limits_are_those_of_the_schema(table: str, field: str, limits: list[float]) -> None:
-    told = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", row(table, field))]
+    told = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", row(table, field))]
     assert set(limits) <= set(told)
 
 

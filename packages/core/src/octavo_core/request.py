@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from octavo_core.wire import EngineCoreRequest
+from octavo_core.wire import EngineCoreRequest, TokenLogprobs
 
 
 class RequestStatus(enum.IntEnum):
@@ -57,6 +57,8 @@ class Request:
         block_hashes: Hashes of its full blocks, as far as they were needed.
         may_cache: False once the cache was reset while it ran: its blocks are stale.
         num_cached_tokens: Prompt tokens found in the prefix cache when it first ran.
+        prompt_logprobs: Of its prompt tokens from the second on, as far as they are known
+            and not told yet; None if nobody asked, or they were told.
         max_total_tokens: Prompt and answer end here at the latest.
     """
 
@@ -82,6 +84,7 @@ class Request:
         "num_prompt_tokens",
         "num_registered_blocks",
         "priority",
+        "prompt_logprobs",
         "request_id",
         "sampling_params",
         "slot",
@@ -120,6 +123,8 @@ class Request:
         self.may_cache = True
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None
+        wants_prompt = params.prompt_logprobs is not None and not request.output_token_ids
+        self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt else None
         self.stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_ids |= frozenset(params.eos_token_ids)
@@ -141,6 +146,11 @@ class Request:
     def is_finished(self) -> bool:
         """True once the request has ended."""
         return self.status > RequestStatus.PREEMPTED
+
+    def take_prompt_logprobs(self) -> list[TokenLogprobs] | None:
+        """Return what there is to tell about the prompt, once."""
+        taken, self.prompt_logprobs = self.prompt_logprobs, None
+        return taken
 
     def ends_with(self, token_id: int) -> bool:
         """Return True if the request ends with `token_id`, which was just appended.

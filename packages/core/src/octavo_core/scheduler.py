@@ -266,6 +266,8 @@ class Scheduler:
         assert step.step_id == output.step_id, f"step {output.step_id} is not the oldest in flight"
         outputs: list[EngineCoreOutput] = []
         has_ended = False
+        if output.prompt_logprobs:
+            _collect_prompt_logprobs(step, output)
         for request, token_id in zip(step.requests, output.sampled_token_ids, strict=True):
             if token_id < 0:
                 continue
@@ -279,7 +281,7 @@ class Scheduler:
                     self._finish(request)
                     outputs.append(_last_output(request, token_id))
                     continue
-            elif request.num_cached_tokens and len(token_ids) == request.num_prompt_tokens + 1:
+            elif len(token_ids) == request.num_prompt_tokens + 1:
                 outputs.append(_first_output(request, token_id))
                 continue
             outputs.append(EngineCoreOutput(request.request_id, [token_id]))
@@ -605,7 +607,10 @@ def _new_request_data(request: Request, prefix: CachedPrefix) -> NewRequestData:
 
 def _first_output(request: Request, token_id: int) -> EngineCoreOutput:
     return EngineCoreOutput(
-        request.request_id, [token_id], num_cached_tokens=request.num_cached_tokens
+        request.request_id,
+        [token_id],
+        num_cached_tokens=request.num_cached_tokens,
+        prompt_logprobs=request.take_prompt_logprobs(),
     )
 
 
@@ -616,7 +621,22 @@ def _last_output(request: Request, token_id: int) -> EngineCoreOutput:
         request.status.finish_reason,
         request.stop_reason,
         num_cached_tokens=request.num_cached_tokens,
+        prompt_logprobs=request.take_prompt_logprobs(),
     )
+
+
+def _collect_prompt_logprobs(step: _Step, output: ModelRunnerOutput) -> None:
+    """Keep what a step tells about prompts until their first token.
+
+    A prompt that was preempted half-way is computed once more: what is known already of it
+    is left out.
+    """
+    for index, entries in output.prompt_logprobs.items():
+        request = step.requests[index]
+        if request.prompt_logprobs is not None:
+            num_known = len(request.prompt_logprobs) - step.starts[index]
+            assert num_known >= 0, "a prompt's log-probabilities have a gap"
+            request.prompt_logprobs += entries[num_known:]
 
 
 def _with_logprobs(

@@ -102,6 +102,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
             first token and with the last output.
         error: What went wrong, with finish_reason ``error``; for a person to read.
         error_kind: Name of the class of `octavo_core.errors` that the front raises.
+        prompt_logprobs: One entry for each prompt token but the first, if they were asked
+            for; in the first output.
     """
 
     request_id: str
@@ -112,6 +114,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
     num_cached_tokens: int = 0
     error: str | None = None
     error_kind: str | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, array_like=True):

@@ -336,6 +336,7 @@ def join_deltas(deltas: list[OutputDelta]) -> OutputDelta:
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         logprobs=logprobs if any(delta.logprobs is not None for delta in deltas) else None,
         num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
+        prompt_logprobs=deltas[0].prompt_logprobs,
     )
 
 

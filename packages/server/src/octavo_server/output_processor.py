@@ -5,12 +5,8 @@ from __future__ import annotations
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from octavo_server.detokenizer import Detokenizer
-from octavo_server.request_output import (
-    OutputDelta,
-    OutputError,
-    PositionLogprob,
-    PositionLogprobs,
-)
+from octavo_server.position_logprobs import to_position
+from octavo_server.request_output import OutputDelta, OutputError, PositionLogprobs
 from octavo_server.tokenizer import Tokenizer
 
 
@@ -126,6 +122,7 @@ class _Choice:
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=output.num_cached_tokens,
             error=error,
+            prompt_logprobs=output.prompt_logprobs,
         )
 
     def _logprobs(
@@ -133,16 +130,8 @@ class _Choice:
     ) -> list[PositionLogprobs] | None:
         if logprobs is None or self._params.logprobs is None:
             return None
-        return [self._position(position) for position in logprobs[:num_taken]]
-
-    def _position(self, position: TokenLogprobs) -> PositionLogprobs:
-        pairs = zip(position.token_ids, position.logprobs, strict=True)
-        chosen, *top = [self._one(token_id, logprob) for token_id, logprob in pairs]
-        return PositionLogprobs(chosen, top[: self._params.logprobs], position.rank)
-
-    def _one(self, token_id: int, logprob: float) -> PositionLogprob:
-        token_bytes = self._tokenizer.token_bytes(token_id) or b""
-        return PositionLogprob(token_id, token_bytes.decode(errors="replace"), token_bytes, logprob)
+        num_top = self._params.logprobs
+        return [to_position(self._tokenizer, entry, num_top) for entry in logprobs[:num_taken]]
 
 
 def _make_detokenizer(tokenizer: Tokenizer, params: SamplingParams) -> Detokenizer:

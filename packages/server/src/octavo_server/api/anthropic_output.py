@@ -47,7 +47,7 @@ class MessageWriter:
         """Nothing comes before the usage of the prompt is known."""
         return b""
 
-    def step(self, deltas: Sequence[OutputDelta]) -> bytes:
+    async def step(self, deltas: Sequence[OutputDelta]) -> bytes:
         """Write one step's deltas."""
         events: list[dict[str, Any]] = []
         for delta in deltas:
@@ -74,7 +74,7 @@ class MessageWriter:
         """Write an error."""
         return named_event("error", anthropic_error(error))
 
-    def whole(self) -> dict[str, Any]:
+    async def result(self) -> dict[str, Any]:
         """Return the whole message."""
         return self._message(
             self._blocks, self._stop_reason(), self._stop_sequence(), self._usage()

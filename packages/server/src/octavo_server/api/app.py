@@ -16,6 +16,7 @@ from octavo_server.api import (
 from octavo_server.api.context import ServerContext
 from octavo_server.api.errors import install_error_handlers
 from octavo_server.api.gate import AvailabilityGate
+from octavo_server.api.request_id import RequestIdEcho
 
 
 def create_app(context: ServerContext) -> FastAPI:
@@ -32,4 +33,5 @@ def create_app(context: ServerContext) -> FastAPI:
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(AvailabilityGate, context=context)
+    app.add_middleware(RequestIdEcho)
     return app

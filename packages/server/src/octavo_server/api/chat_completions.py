@@ -69,13 +69,14 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
             "priority": body.priority or 0,
             "cache_salt": body.cache_salt,
             "tenant": body.tenant,
+            "truncate_prompt_tokens": body.truncate_prompt_tokens,
         },
     )
     prepared = prepare(model, request_id, conversation)
     return_token_ids = bool(body.return_token_ids)
     requests = prepared.requests
     extra = {"prompt_token_ids": requests[0].prompt_token_ids} if return_token_ids else {}
-    chat_format = _ChatFormat(prepared, return_token_ids)
+    chat_format = _ChatFormat(prepared, return_token_ids, bool(body.return_tokens_as_token_ids))
     return Job(
         request_id=request_id,
         model=model,
@@ -85,6 +86,7 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         include_usage=body.include_usage,
         format=chat_format,
         extra=extra,
+        prompt_logprobs=body.prompt_logprobs,
         usage_details=chat_format.usage_details,
     )
 
@@ -95,13 +97,16 @@ class _ChatFormat:
     Args:
         prepared: The conversation.
         return_token_ids: Add the answer's token ids.
+        as_token_ids: Write ids in place of the tokens' texts in log-probabilities.
     """
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, prepared: PreparedConversation, return_token_ids: bool) -> None:
-        self._prepared = prepared
+    def __init__(
+        self, prepared: PreparedConversation, return_token_ids: bool, as_token_ids: bool
+    ) -> None:
+        self._as_token_ids = as_token_ids
         self._return_token_ids = return_token_ids
         self._choices = [AnswerReader(prepared) for _ in prepared.requests]
 
@@ -118,7 +123,7 @@ class _ChatFormat:
         reader = self._choices[delta.index]
         parts = [_delta(part) for part in by_kind(reader.push(delta))]
         if not parts:
-            shown = delta.finish_reason or delta.logprobs
+            shown = delta.finish_reason or delta.logprobs or delta.prompt_logprobs
             if not shown and not (self._return_token_ids and delta.token_ids):
                 return []
             parts = [{} if delta.finish_reason else {"content": ""}]
@@ -126,7 +131,7 @@ class _ChatFormat:
             {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None}
             for part in parts
         ]
-        chunks[0]["logprobs"] = chat_logprobs(delta.logprobs)
+        chunks[0]["logprobs"] = chat_logprobs(delta.logprobs, as_token_ids=self._as_token_ids)
         if delta.finish_reason is not None:
             chunks[-1]["finish_reason"] = reader.finish_reason
             chunks[-1]["stop_reason"] = delta.stop_reason
@@ -141,7 +146,7 @@ class _ChatFormat:
         choice = {
             "index": output.index,
             "message": _message(answer),
-            "logprobs": chat_logprobs(output.logprobs),
+            "logprobs": chat_logprobs(output.logprobs, as_token_ids=self._as_token_ids),
             "finish_reason": reader.finish_reason,
             "stop_reason": output.stop_reason,
         }

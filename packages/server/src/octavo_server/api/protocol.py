@@ -15,8 +15,14 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS_IDS,
     MAX_LOGPROBS,
     MAX_N,
+    MAX_REPETITION_PENALTY,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -41,6 +47,16 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+# JSON's keys are strings; 20 characters spell every 64-bit number.
+LogitBias = Annotated[
+    dict[
+        Annotated[str, Field(max_length=20)],
+        Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)],
+    ],
+    Field(max_length=MAX_LOGIT_BIAS_IDS),
+]
 NumTokens = Annotated[int, Field(ge=0, le=MAX_INT32)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 Integer = Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)]
@@ -106,17 +122,9 @@ TemplateOption = Annotated[
 
 # Fields of OpenAI's and vLLM's APIs to the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
-    "prompt_logprobs": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "structured_outputs": (),
     "use_beam_search": (False,),
-    "truncate_prompt_tokens": (),
     "logits_processors": (),
     "guided_json": (),
     "guided_regex": (),
@@ -131,7 +139,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "detokenize": (True,),
     "spaces_between_special_tokens": (True,),
-    "return_tokens_as_token_ids": (False,),
     "reasoning": (),
     "thinking_token_budget": (),
     "enable_thinking": (),  # a variable of templates: it belongs into chat_template_kwargs
@@ -172,6 +179,14 @@ class GenerationRequest(StrictModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+    ) = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     max_tokens: NumTokens | None = None
     min_tokens: NumTokens | None = None
@@ -182,6 +197,10 @@ class GenerationRequest(StrictModel):
     include_stop_str_in_output: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     user: Name | None = None
     safety_identifier: Name | None = None
@@ -204,6 +223,28 @@ class GenerationRequest(StrictModel):
             raise _InvalidField("stream_options needs stream to be true", "stream_options")
         return self
 
+    @model_validator(mode="after")
+    def check_best_of(self) -> GenerationRequest:
+        """Refuse to compute answers that are not given."""
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise _InvalidField(
+                f"best_of is {self.best_of}; it must equal n, which is {self.n or 1}: all answers "
+                f"are given",
+                "best_of",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_truncation(self) -> GenerationRequest:
+        """Refuse to leave nothing of a prompt."""
+        if self.truncate_prompt_tokens == 0:
+            raise _InvalidField(
+                "truncate_prompt_tokens is 0; it must be at least 1, or -1 for what the context "
+                "leaves",
+                "truncate_prompt_tokens",
+            )
+        return self
+
     @property
     def tenant(self) -> str | None:
         """Whom the request is for, as the caller says; OpenAI has renamed the field."""
@@ -220,7 +261,6 @@ class CompletionRequest(GenerationRequest):
 
     unsupported = _UNSUPPORTED | {
         "suffix": ("",),
-        "best_of": (1,),
         "prompt_embeds": (),
         "reasoning_effort": ("none",),
     }
@@ -231,17 +271,19 @@ class CompletionRequest(GenerationRequest):
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
-    def check_echo(self) -> CompletionRequest:
-        """Refuse what the echo can't give, and an answer of no tokens without one."""
-        if self.echo and self.logprobs is not None:
+    def check_max_tokens(self) -> CompletionRequest:
+        """Refuse an answer of no tokens, unless it has the prompt or what is said about it."""
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise _InvalidField(
-                "echo together with logprobs is not supported yet: there are no "
-                "log-probabilities of the prompt",
-                "logprobs",
+                "max_tokens is 0; it must be at least 1 without echo or prompt_logprobs",
+                "max_tokens",
             )
-        if self.max_tokens == 0 and not self.echo:
-            raise _InvalidField("max_tokens is 0; it must be at least 1 without echo", "max_tokens")
         return self
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many alternatives the ``logprobs`` of an echo tell for each token of the prompt."""
+        return self.logprobs if self.echo else None
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts one by one, whichever form they came in."""
@@ -365,7 +407,6 @@ class ChatCompletionRequest(GenerationRequest):
         "continue_final_message": (False,),
         "chat_template": (),
         "documents": ([],),
-        "best_of": (1,),
         "add_special_tokens": (False,),
         "verbosity": ("medium",),
         "store": (False,),

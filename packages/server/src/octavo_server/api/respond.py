@@ -28,7 +28,7 @@ class AnswerWriter(Protocol):
         """Write what comes before any delta."""
         ...
 
-    def step(self, deltas: Sequence[OutputDelta]) -> bytes:
+    async def step(self, deltas: Sequence[OutputDelta]) -> bytes:
         """Write one step's deltas, of which none is an error."""
         ...
 
@@ -40,7 +40,7 @@ class AnswerWriter(Protocol):
         """Write an error; nothing comes after it."""
         ...
 
-    def whole(self) -> dict[str, Any]:
+    async def result(self) -> dict[str, Any]:
         """Return the whole answer, after `end`."""
         ...
 
@@ -84,9 +84,9 @@ async def collect_answer(generation: Generation, writer: AnswerWriter) -> dict[s
     writer.begin()
     async for deltas in generation:
         raise_errors(deltas)
-        writer.step(deltas)
+        await writer.step(deltas)
     writer.end()
-    return writer.whole()
+    return await writer.result()
 
 
 async def first_deltas(generation: Generation) -> list[OutputDelta]:
@@ -109,7 +109,7 @@ async def answer_events(
         deltas = first
         while deltas:
             raise_errors(deltas)
-            data += writer.step(deltas)
+            data += await writer.step(deltas)
             if data:
                 yield data
             data = b""

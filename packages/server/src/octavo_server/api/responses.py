@@ -214,7 +214,7 @@ async def _run(generation: Generation, writer: ResponseWriter) -> None:
         writer.begin()
         async for deltas in generation:
             raise_errors(deltas)
-            writer.step(deltas)
+            await writer.step(deltas)
         writer.end()
     except Exception as error:
         writer.fail(to_api_error(error))

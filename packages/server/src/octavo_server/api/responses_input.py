@@ -37,7 +37,16 @@ from octavo_server.api.tool_use import ToolUse
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 # Fields that have the same name and meaning in a body and in `SamplingParams`.
-_SAME = ("temperature", "top_p", "top_k", "min_p", "seed")
+_SAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 
 
 def new_item_id(prefix: str) -> str:

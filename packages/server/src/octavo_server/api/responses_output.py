@@ -73,7 +73,7 @@ class ResponseWriter:
             self.status = "in_progress"
         return created + self._event("response.in_progress", response=self.whole())
 
-    def step(self, deltas: Sequence[OutputDelta]) -> bytes:
+    async def step(self, deltas: Sequence[OutputDelta]) -> bytes:
         """Write one step's deltas."""
         written = b""
         for delta in deltas:
@@ -109,6 +109,10 @@ class ResponseWriter:
         self._error = {"code": code, "message": error.message}
         self._on_end()
         return written + self._event("response.failed", response=self.whole())
+
+    async def result(self) -> dict[str, Any]:
+        """Return the whole response."""
+        return self.whole()
 
     def whole(self) -> dict[str, Any]:
         """Return the response as it is now."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from octavo_core.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
+from octavo_core.sampling_params import MAX_LOGPROBS, MAX_REPETITION_PENALTY, MAX_STOP_STRINGS
 from octavo_server.api.json_object import JsonObject
 from octavo_server.api.protocol import (
     MAX_INT32,
@@ -18,6 +18,7 @@ from octavo_server.api.protocol import (
     MAX_TOOLS,
     Name,
     NamedFunction,
+    Penalty,
     ReasoningEffort,
     StopString,
     StrictModel,
@@ -253,6 +254,9 @@ class ResponsesRequest(StrictModel):
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
     stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
