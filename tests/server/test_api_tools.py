@@ -219,6 +219,17 @@ def test_the_template_gets_the_tools(talker: Any) -> None:
     assert hidden == "user=hi;a="
 
 
+def test_the_answer_goes_on_from_the_final_message(talker: Any) -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "It is"}]
+    body = {"messages": turns, "continue_final_message": True, "n": 2}
+    assert both(talker, body)["message"]["content"] == "user=hi;a=It is"
+    body["add_generation_prompt"] = False
+    assert both(talker, body)["message"]["content"] == "user=hi;a=It is"
+    for wrong in ({"messages": turns[:1]}, {"add_generation_prompt": True}):
+        error = talker.post(PATH, body | wrong).json()["error"]
+        assert error["param"] == "continue_final_message"
+
+
 def test_allowed_tools(talker: Any) -> None:
     allowed = {"tools": [{"type": "function", "function": {"name": "ping"}}], "mode": "auto"}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}

@@ -89,8 +89,10 @@ def collect(events: Iterable[AnswerEvent]) -> CollectedAnswer:
     return CollectedAnswer("".join(texts) or None, "".join(thoughts) or None, calls)
 
 
-def merge(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
+def merge(events: list[AnswerEvent]) -> list[AnswerEvent]:
     """Join neighbours that continue each other."""
+    if len(events) < 2:
+        return events
     merged: list[AnswerEvent] = []
     for event in events:
         match (merged[-1] if merged else None, event):

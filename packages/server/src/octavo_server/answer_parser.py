@@ -89,7 +89,7 @@ class AnswerParser:
             for begin, end in source.reasoning_spans
         )
 
-    def _answer(self, events: Sequence[AnswerEvent]) -> list[AnswerEvent]:
+    def _answer(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
         if self._tools is None:
             return self._shown(events)
         found: list[AnswerEvent] = []
@@ -97,7 +97,9 @@ class AnswerParser:
             found += self._tools.push(event.text) if isinstance(event, TextDelta) else [event]
         return merge(self._shown(found))
 
-    def _shown(self, events: Sequence[AnswerEvent]) -> list[AnswerEvent]:
+    def _shown(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
+        if self._shows_reasoning and not self._single_call:
+            return events
         return [event for event in events if self._is_shown(event)]
 
     def _is_shown(self, event: AnswerEvent) -> bool:

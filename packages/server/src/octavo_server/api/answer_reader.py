@@ -23,6 +23,7 @@ class AnswerReader:
     def __init__(self, prepared: PreparedConversation) -> None:
         self._prepared = prepared
         self._parser = prepared.new_parser()
+        self._counts_reasoning = self._parser.can_reason
         # Kept only where they are counted at the end.
         self._token_ids: list[int] = []
         self.num_tokens = 0
@@ -33,7 +34,7 @@ class AnswerReader:
     @property
     def can_reason(self) -> bool:
         """True if reasoning is told from the answer."""
-        return self._parser.can_reason
+        return self._counts_reasoning
 
     def push(self, delta: OutputDelta) -> list[AnswerEvent]:
         """Take a delta of this choice; return what it tells."""
@@ -53,12 +54,14 @@ class AnswerReader:
 
     def _push(self, text: str, output: OutputDelta | CompletionOutput) -> list[AnswerEvent]:
         self.num_tokens += len(output.token_ids)
-        if self.can_reason:
+        if self._counts_reasoning:
             self._token_ids += output.token_ids
         events = self._parser.push(text)
         if output.finish_reason is not None:
             events += self._parser.finish()
-        self.num_calls += sum(isinstance(event, CallStart) for event in events)
+        for event in events:
+            if isinstance(event, CallStart):
+                self.num_calls += 1
         if output.finish_reason is not None:
             self.finish_reason = self._prepared.finish_reason(output.finish_reason, self.num_calls)
             self.stop_reason = output.stop_reason
@@ -67,6 +70,8 @@ class AnswerReader:
 
 def by_kind(events: Sequence[AnswerEvent]) -> list[list[AnswerEvent]]:
     """Group neighbours of one kind: text, reasoning, or anything of calls."""
+    if len(events) == 1:
+        return [list(events)]
     return [list(group) for _, group in groupby(events, _kind)]
 
 

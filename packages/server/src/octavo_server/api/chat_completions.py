@@ -57,14 +57,17 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     request_id = new_request_id("chatcmpl")
+    messages = to_template_messages(body.messages)
+    goes_on = bool(body.continue_final_message)
     conversation = Conversation(
-        messages=to_template_messages(body.messages),
+        messages=messages[:-1] if goes_on else messages,
+        prefill=messages[-1]["content"] if goes_on else None,
         params=params,
         tool_use=tool_use_of(body),
         template_options=body.chat_template_kwargs or {},
         reasoning_effort=body.reasoning_effort,
         shows_reasoning=body.include_reasoning is not False,
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=goes_on or body.add_generation_prompt is not False,
         request_options={
             "priority": body.priority or 0,
             "cache_salt": body.cache_salt,

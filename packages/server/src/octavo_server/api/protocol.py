@@ -404,7 +404,6 @@ class ChatCompletionRequest(GenerationRequest):
         "audio": (),
         "prediction": (),
         "web_search_options": (),
-        "continue_final_message": (False,),
         "chat_template": (),
         "documents": ([],),
         "add_special_tokens": (False,),
@@ -418,6 +417,7 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -439,6 +439,22 @@ class ChatCompletionRequest(GenerationRequest):
         for name in ("max_completion_tokens", "max_tokens"):
             if getattr(self, name) == 0:
                 raise _InvalidField(f"{name} is 0; it must be at least 1", name)
+        return self
+
+    @model_validator(mode="after")
+    def check_final_message(self) -> ChatCompletionRequest:
+        """Refuse to go on from a message that the model did not begin."""
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise _InvalidField(
+                f"continue_final_message is true, but the last of the messages is of the role "
+                f"{self.messages[-1].role!r}; it must be the assistant's",
+                "continue_final_message",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise _InvalidField(
+                "continue_final_message and add_generation_prompt can't both be true",
+                "continue_final_message",
+            )
         return self
 
     @model_validator(mode="after")

@@ -48,16 +48,22 @@ class Markers:
     def __init__(self, *markers: str) -> None:
         longest_first = sorted(markers, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)))
-        self._beginnings = {
-            marker[:length] for marker in markers for length in range(1, len(marker))
-        }
-        self._longest = max(map(len, self._beginnings), default=0)
+        # Beginnings of markers by their last character, the longest first. Most text ends in a
+        # character that no beginning ends in, and is done with after one look.
+        self._beginnings: dict[str, list[str]] = {}
+        for marker in longest_first:
+            for length in range(len(marker) - 1, 0, -1):
+                same_end = self._beginnings.setdefault(marker[length - 1], [])
+                if marker[:length] not in same_end:
+                    same_end.append(marker[:length])
+        for same_end in self._beginnings.values():
+            same_end.sort(key=len, reverse=True)
 
     def held_length(self, text: str, start: int) -> int:
         """Return how many characters at the end of `text` may be the beginning of a marker."""
-        for length in range(min(self._longest, len(text) - start), 0, -1):
-            if text[len(text) - length :] in self._beginnings:
-                return length
+        for beginning in self._beginnings.get(text[-1:], ()):
+            if text.endswith(beginning, start):
+                return len(beginning)
         return 0
 
 
