@@ -36,6 +36,7 @@ def load_model(
     max_model_len: int,
     device: torch.device,
     on_progress: ProgressCallback,
+    load_format: str = "auto",
 ) -> LoadedModel:
     """Load a model by its own definition, or by that of transformers if there is none here.
 
@@ -46,6 +47,7 @@ def load_model(
         max_model_len: Positions that there can be.
         device: Where the model is to run.
         on_progress: Told about the share of weights that is there.
+        load_format: ``dummy`` makes random weights, and reads none.
 
     Raises:
         ModelError: The model is not supported, or a file or tensor is missing or damaged.
@@ -55,11 +57,13 @@ def load_model(
         from octavo_worker.models.transformers_model import TransformersModel
 
         on_progress(STAGE, 0.0)
-        fallback = TransformersModel(spec, Path(path), form.dtype, device)
+        fallback = TransformersModel(
+            spec, Path(path), form.dtype, device, is_dummy=load_format == "dummy"
+        )
         on_progress(STAGE, 1.0)
         logger.info("%s runs through transformers, over our paged KV cache", spec.architecture)
         return LoadedModel(fallback, frozenset())
-    weights = load_weights(spec, path, form, device, on_progress)
+    weights = load_weights(spec, path, form, device, on_progress, load_format)
     kinds = {
         part.kind for weight in weights.values() if isinstance(weight, tuple) for part in weight
     }

@@ -116,6 +116,7 @@ class Worker:
                 self._max_model_len,
                 self.device,
                 on_progress,
+                self._config.model.load_format,
             )
         self.model = model
         self.runner = ModelRunner(

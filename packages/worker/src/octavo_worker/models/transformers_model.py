@@ -58,6 +58,7 @@ class TransformersModel:
         path: The model's folder.
         dtype: Type of weights and activations.
         device: Where the model is to run.
+        is_dummy: Whether its weights are to be random.
 
     Raises:
         ModelError: transformers is not installed or doesn't know the model, the model's
@@ -65,13 +66,20 @@ class TransformersModel:
     """
 
     def __init__(
-        self, spec: ModelSpec, path: Path, dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        path: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_dummy: bool = False,
     ) -> None:
         transformers = _import_transformers(spec)
         _check_supported(spec, path)
         model_class = _model_class(transformers, spec)
         transformers.AttentionInterface.register(ATTENTION, _attend)
-        self._model = _load(model_class, spec, path, dtype).to(device)
+        make = _make_random if is_dummy else _load
+        self._model = make(model_class, spec, path, dtype).to(device)
         if "position_ids" not in inspect.signature(self._model.base_model.forward).parameters:
             raise ModelError(
                 f"architecture {spec.architecture!r} is not supported: it takes no "
@@ -232,6 +240,12 @@ def _model_class(transformers: ModuleType, spec: ModelSpec) -> Any:
             field="architectures",
         )
     return getattr(transformers, spec.architecture)
+
+
+def _make_random(model_class: Any, spec: ModelSpec, path: Path, dtype: torch.dtype) -> Any:
+    """Make a model with the weights that it would be trained from."""
+    config = model_class.config_class.from_pretrained(path, local_files_only=True)
+    return model_class._from_config(config, dtype=dtype, attn_implementation=ATTENTION).eval()
 
 
 def _load(model_class: Any, spec: ModelSpec, path: Path, dtype: torch.dtype) -> Any:
