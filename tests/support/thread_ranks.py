@@ -95,7 +95,7 @@ def divided_logits(
     def work(group: ThreadGroup) -> Tensor:
         place = group.place
         model_class = resolve_model_class(spec)
-        weights = load_weights(spec, path, form, CPU, lambda *_: None, place)
+        weights = load_weights(spec, path, form, CPU, lambda *_: None, place=place)
         entries = entries_of_rank(spec, place, model_class.weight_layout)
         vocabulary = vocabulary_of_rank(spec, place)
         fake: Any = group

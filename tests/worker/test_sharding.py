@@ -97,7 +97,7 @@ def test_each_worker_reads_its_share_and_no_more(tmp_path, monkeypatch, tie):
     counts = []
     for rank in range(4):
         read.clear()
-        load_weights(spec, tmp_path, EXACT, CPU, lambda *_: None, ParallelPlace(rank, 2, 2))
+        load_weights(spec, tmp_path, EXACT, CPU, lambda *_: None, place=ParallelPlace(rank, 2, 2))
         counts.append(sum(count for name, count in read if "norm" not in name))
     embedding = VOCAB_SIZE * spec.hidden_size
     # A tied embedding is needed at both ends.
@@ -166,7 +166,9 @@ def test_packed_pieces_are_the_bytes_of_the_file(gguf_path):
     name = "model.layers.1.mlp.down_proj.weight"
     whole = load_weights(spec, gguf_path, form, CPU, lambda *_: None)[name]
     pieces = [
-        load_weights(spec, gguf_path, form, CPU, lambda *_: None, ParallelPlace(rank, 2))[name]
+        load_weights(spec, gguf_path, form, CPU, lambda *_: None, place=ParallelPlace(rank, 2))[
+            name
+        ]
         for rank in range(2)
     ]
     assert {part.kind for piece in pieces for part in piece} == {"q4_1"}
@@ -182,7 +184,7 @@ def test_blocks_that_would_be_cut_are_refused(gguf_path):
             WeightForm(torch.float32, "auto"),
             CPU,
             lambda *_: None,
-            ParallelPlace(0, 4),
+            place=ParallelPlace(0, 4),
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 
@@ -40,11 +41,21 @@ class EngineGroup:
     Args:
         clients: One for each engine.
         max_num_queued_reqs: Most answers in flight, over all engines.
+
+    Attributes:
+        clients: One for each engine.
+        metrics: What was counted about all requests so far.
+        limits: What any of the engines keeps, once all have started.
     """
 
     def __init__(self, clients: Sequence[EngineClient], max_num_queued_reqs: int) -> None:
         self.clients = tuple(clients)
         self._max_num_queued_reqs = max_num_queued_reqs
+        # Requests are counted together, whichever engine they go to.
+        self.metrics = clients[0].metrics
+        for client in clients:
+            client.metrics = self.metrics
+        self.limits: wire.Ready | None = None
         self._by_prefix: Router = PrefixAffinityRouter(len(clients))
         self._by_load: Router = LeastLoadedRouter()
 
@@ -110,14 +121,15 @@ class EngineGroup:
         Raises:
             OctavoError: One of them could not start.
         """
-        limits = await asyncio.gather(*(client.wait_ready() for client in self.clients))
-        return msgspec.structs.replace(
-            limits[0],
-            max_model_len=min(ready.max_model_len for ready in limits),
-            num_blocks=min(ready.num_blocks for ready in limits),
-            kv_cache_tokens=min(ready.kv_cache_tokens for ready in limits),
-            max_concurrency=sum(ready.max_concurrency for ready in limits),
+        found = await asyncio.gather(*(client.wait_ready() for client in self.clients))
+        self.limits = msgspec.structs.replace(
+            found[0],
+            max_model_len=min(ready.max_model_len for ready in found),
+            num_blocks=min(ready.num_blocks for ready in found),
+            kv_cache_tokens=min(ready.kv_cache_tokens for ready in found),
+            max_concurrency=sum(ready.max_concurrency for ready in found),
         )
+        return self.limits
 
     async def wait_dead(self) -> OctavoError:
         """Wait until all engines have ended for good, and return why the last one has."""
@@ -139,9 +151,26 @@ class EngineGroup:
             InvalidRequestError: There are more choices than ever fit.
             EngineDeadError: All engines have ended.
         """
-        check_room(self.num_in_flight, len(requests), self._max_num_queued_reqs)
+        check_room(self.num_in_flight, len(requests), self._max_num_queued_reqs, self.metrics)
         client = self.clients[self._route(requests[0].prompt_token_ids)]
         return client.generate(request_id, requests)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call an operator function of each engine; returns what the first one answers.
+
+        Raises:
+            EngineDeadError: One of the engines is not up.
+            RequestFailedError: One refused, or did not answer in time.
+        """
+        answers = await asyncio.gather(*(client.call(method, *args) for client in self.clients))
+        return answers[0]
+
+    def abort_requests(self, request_ids: Collection[str] | None) -> list[str]:
+        """End requests, or all of them; see `EngineClient.abort_requests`."""
+        ended: list[str] = []
+        for client in self.clients:
+            ended += client.abort_requests(request_ids)
+        return ended
 
     def fail_all(self, error: OctavoError) -> None:
         """End every generation with `error`, and abort it in its engine."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo_core.sampling_params import SEED_BITS, SamplingParams
 from octavo_core.scheduler_output import NewRequestData, SchedulerOutput
+from octavo_worker.logits_rules import LogitsRules
 
 _FIRST_TOKENS = 1024  # columns of the token table at first
 
@@ -29,9 +30,10 @@ class InputBatch:
         temperature, top_p, min_p: ``[max_num_seqs]`` float32.
         top_k: ``[max_num_seqs]`` int32, 0 for off.
         seeds: ``[max_num_seqs]`` int64.
-        min_tokens: ``[max_num_seqs]`` int64.
         num_logprobs: ``[max_num_seqs]`` int32, alternatives to report; -1 for no logprobs.
-        sampling_params: By slot, of the requests that are there.
+        num_prompt_logprobs: The same for the tokens of a prompt that is computed the first
+            time; one that comes back with tokens of an answer was reported on before.
+        rules: Penalties, biases, and tokens that are allowed or forbidden.
     """
 
     def __init__(self, max_num_seqs: int, block_size: int, num_groups: int = 1) -> None:
@@ -48,9 +50,9 @@ class InputBatch:
         self.min_p = np.zeros(max_num_seqs, np.float32)
         self.top_k = np.zeros(max_num_seqs, np.int32)
         self.seeds = np.zeros(max_num_seqs, np.int64)
-        self.min_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
-        self.sampling_params: dict[int, SamplingParams] = {}
+        self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int32)
+        self.rules = LogitsRules(max_num_seqs)
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
         """Bring the slots to the state that a step starts from."""
@@ -60,6 +62,8 @@ class InputBatch:
             self._add(request)
         for slot, block_ids in scheduler_output.new_block_ids:
             self._append_blocks(slot, block_ids)
+        for slot, token_ids in scheduler_output.forced_tokens:
+            self._append_known(slot, token_ids)
 
     def append_tokens(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Append one sampled token to each of `slots`."""
@@ -70,20 +74,30 @@ class InputBatch:
         self.token_ids[slots, ends] = token_ids
         self.num_tokens[slots] += 1
 
+    def _append_known(self, slot: int, token_ids: list[int]) -> None:
+        first = int(self.num_tokens[slot])
+        last = first + len(token_ids)
+        self.token_ids = _widen(self.token_ids, last)
+        self.token_ids[slot, first:last] = token_ids
+        self.num_tokens[slot] = last
+
     def _free(self, slot: int) -> None:
-        self.sampling_params.pop(slot, None)
+        self.rules.clear(slot)
         self.num_tokens[slot] = 0
+        self.num_prompt_logprobs[slot] = -1
         self.num_blocks[slot] = 0
 
     def _add(self, request: NewRequestData) -> None:
+        self._free(request.slot)
         slot, num_tokens = request.slot, len(request.token_ids)
-        self.token_ids = _widen(self.token_ids, num_tokens)
-        self.token_ids[slot, :num_tokens] = request.token_ids
-        self.num_tokens[slot] = num_tokens
+        self._append_known(slot, request.token_ids)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_blocks[slot] = 0
         self._append_blocks(slot, request.block_tables)
         self._set_sampling_params(slot, request.sampling_params)
+        wanted = request.sampling_params.prompt_logprobs
+        if wanted is not None and num_tokens == request.num_prompt_tokens:
+            self.num_prompt_logprobs[slot] = wanted
 
     def _append_blocks(self, slot: int, block_ids: list[list[int]]) -> None:
         """Append blocks to each group's table; as many for each."""
@@ -96,14 +110,13 @@ class InputBatch:
         self.num_blocks[slot] = last
 
     def _set_sampling_params(self, slot: int, params: SamplingParams) -> None:
-        self.sampling_params[slot] = params
+        self.rules.set(slot, params)
         self.temperature[slot] = params.temperature
         self.top_p[slot] = params.top_p
         self.top_k[slot] = min(max(params.top_k, 0), np.iinfo(np.int32).max)
         self.min_p[slot] = params.min_p
         seed = params.seed
         self.seeds[slot] = secrets.randbits(SEED_BITS) if seed is None else seed
-        self.min_tokens[slot] = params.min_tokens
         self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
 
 

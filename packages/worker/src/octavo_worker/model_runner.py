@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from octavo_core.kv_cache_group import KVCacheGroup
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from octavo_core.wire import TokenLogprobs
 from octavo_kernels import AttentionMetadata, swap_blocks
 from octavo_worker.input_batch import InputBatch
-from octavo_worker.models import KVCache, RunnableModel
+from octavo_worker.models import KVCache, Model
 from octavo_worker.sampler import sample_rows
+from octavo_worker.token_logprobs import prompt_logprobs
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class ComputedStep:
         rows: ``[num_rows]``, index among them of those that sample.
         slots: ``[num_rows]``, their slots.
         hidden: ``[num_rows, hidden_size]``, hidden states of their last tokens.
+        prompt_logprobs: By index among the slots, for prompts that are to be reported on.
     """
 
     step_id: int
@@ -51,6 +54,7 @@ class ComputedStep:
     rows: NDArray[np.int64]
     slots: NDArray[np.int64]
     hidden: Tensor
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -62,11 +66,16 @@ class ModelRunner:
         block_size: Tokens in a KV block.
         device: Where the model is.
         groups: Layers that share a block table; by default all of them do.
+
+    Attributes:
+        samples: Whether the model has logits here, and not on a later stage of a pipeline.
     """
+
+    samples: bool = True
 
     def __init__(
         self,
-        model: RunnableModel,
+        model: Model,
         *,
         max_num_seqs: int,
         block_size: int,
@@ -121,20 +130,37 @@ class ModelRunner:
         complete = np.array(metadata.host_seq_lens, np.int64) == self.batch.num_tokens[slots]
         rows = np.flatnonzero(complete)
         last_tokens = np.array(metadata.host_query_start_loc, np.int64)[1:][rows] - 1
-        hidden = _take_rows(self.forward(model_input, self.kv_caches), last_tokens)
-        return ComputedStep(scheduler_output.step_id, len(slots), rows, slots[rows], hidden)
+        hidden = self.forward(model_input, self.kv_caches)  # [num_tokens, hidden_size]
+        reports: dict[int, list[TokenLogprobs]] = {}
+        if self.samples and (self.batch.num_prompt_logprobs[slots] >= 0).any():
+            reports = prompt_logprobs(
+                hidden,
+                self._model.compute_logits,
+                self.batch,
+                slots,
+                metadata.host_query_start_loc,
+                scheduler_output.num_computed_tokens,
+            )
+        return ComputedStep(
+            scheduler_output.step_id,
+            len(slots),
+            rows,
+            slots[rows],
+            _take_rows(hidden, last_tokens),
+            reports,
+        )
 
     @torch.inference_mode()
     def _sample(self, step: ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         sampled = np.full(step.num_slots, -1, np.int64)
         if len(step.rows) == 0:
-            return ModelRunnerOutput(step.step_id, sampled.tolist())
+            return ModelRunnerOutput(step.step_id, sampled.tolist(), {}, step.prompt_logprobs)
         logits = self._model.compute_logits(step.hidden)  # [num_rows, vocab_size]
         token_ids, logprobs = sample_rows(logits, self.batch, step.slots, grammar)
         self.batch.append_tokens(step.slots, token_ids)
         sampled[step.rows] = token_ids
         by_index = {int(step.rows[row]): value for row, value in logprobs.items()}
-        return ModelRunnerOutput(step.step_id, sampled.tolist(), by_index)
+        return ModelRunnerOutput(step.step_id, sampled.tolist(), by_index, step.prompt_logprobs)
 
     def forward(self, model_input: ModelInput, kv_caches: list[KVCache]) -> Tensor:
         """Compute the last hidden states, ``[num_tokens, hidden_size]``."""

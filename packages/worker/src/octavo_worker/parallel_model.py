@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from octavo_core.model_spec import ModelSpec
 from octavo_kernels import AttentionMetadata
-from octavo_worker.models import KVCache, RunnableModel
+from octavo_worker.models import KVCache, Model
 from octavo_worker.parallel_state import ParallelGroup
 from octavo_worker.sharding import vocabulary_of_rank
 
@@ -28,7 +28,7 @@ class ParallelModel:
 
     def __init__(
         self,
-        model: RunnableModel,
+        model: Model,
         spec: ModelSpec,
         group: ParallelGroup,
         dtype: torch.dtype,

@@ -48,7 +48,7 @@ class ParallelModelRunner(ModelRunner):
     def __init__(self, model: ParallelModel, place: ParallelPlace, **options: Any) -> None:
         super().__init__(model, **options)
         self._stage = model
-        self._place = place
+        self.samples = place.is_last_stage
         self._tenancy = np.zeros(len(self.batch.num_tokens), np.int64)
         self._promises: deque[_Promise] = deque()
 
@@ -77,7 +77,7 @@ class ParallelModelRunner(ModelRunner):
             raise
 
     def _sample(self, step: ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
-        if self._place.is_last_stage:
+        if self.samples:
             return super()._sample(step, grammar)
         positions = self.batch.num_tokens[step.slots]
         self.batch.append_tokens(step.slots, np.zeros(len(step.slots), np.int64))

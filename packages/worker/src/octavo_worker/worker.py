@@ -38,21 +38,14 @@ from octavo_worker.device import (
     use_cpu_threads,
 )
 from octavo_worker.kv_caches import allocate_kv_caches
-from octavo_worker.layers.parallel_weights import ParallelWeights
-from octavo_worker.layers.weight import Weight
-from octavo_worker.loading import load_weights
+from octavo_worker.load_model import LoadedModel, load_model
+from octavo_worker.load_share import load_share
 from octavo_worker.model_runner import ModelInput, ModelRunner
-from octavo_worker.models import KVCache, RunnableModel, resolve_model_class
+from octavo_worker.models import KVCache, has_definition
 from octavo_worker.parallel_model import ParallelModel
 from octavo_worker.parallel_model_runner import ParallelModelRunner
 from octavo_worker.parallel_state import ParallelGroup, ParallelPlace
-from octavo_worker.sharding import (
-    check_division,
-    entries_of_rank,
-    partial_names,
-    spec_of_rank,
-    vocabulary_of_rank,
-)
+from octavo_worker.sharding import check_division, spec_of_rank
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +96,9 @@ class Worker:
         self.device = resolve_device(self._config, self._place.rank)
         wanted = self._config.model.dtype
         self.dtype = resolve_dtype(wanted, self._spec.dtype, self.device)
-        self._form = resolve_weight_form(self._config, self.device, self.dtype)
+        self._form = resolve_weight_form(
+            self._config, self.device, self.dtype, can_pack=has_definition(self._spec)
+        )
         if self._form.is_packed:
             self.dtype = self._form.dtype
         self.kv_cache_dtype = resolve_kv_cache_dtype(
@@ -142,18 +137,17 @@ class Worker:
             ModelError: A file or tensor is missing, damaged or not supported.
         """
         with one_torch_thread():
-            weights = load_weights(
-                self._whole_spec,
-                self._config.model_path,
-                self._form,
-                self.device,
-                on_progress,
-                self._place,
-            )
-        self._weight_kinds = {
-            part.kind for weight in weights.values() if isinstance(weight, tuple) for part in weight
+            self.model, self._weight_kinds = self._load(on_progress)
+        options: dict[str, Any] = {
+            "max_num_seqs": self._config.scheduler.max_num_seqs,
+            "block_size": self._config.cache.block_size,
+            "device": self.device,
+            "groups": self._spec.kv_cache_groups(),
         }
-        self.model, self.runner = self._make_runner(weights)
+        if isinstance(self.model, ParallelModel):
+            self.runner: ModelRunner = ParallelModelRunner(self.model, self._place, **options)
+        else:
+            self.runner = ModelRunner(self.model, **options)
 
     def determine_available_memory(self) -> int:
         """Return the bytes that are left for the KV cache beside a full step.
@@ -216,31 +210,20 @@ class Worker:
         if self._place.world_size > 1:
             self._group = ParallelGroup(self._place, self.device, self._rendezvous)
 
-    def _make_runner(self, weights: dict[str, Weight]) -> tuple[RunnableModel, ModelRunner]:
-        """Make the model, or this worker's part of it, and what runs it."""
-        whole, group = self._whole_spec, self._group
-        model_class = resolve_model_class(whole)
-        options: dict[str, Any] = {
-            "max_num_seqs": self._config.scheduler.max_num_seqs,
-            "block_size": self._config.cache.block_size,
-            "device": self.device,
-            "groups": self._spec.kv_cache_groups(),
-        }
-        if group is None:
-            alone = model_class(whole, weights, self._max_model_len, self.device)
-            return alone, ModelRunner(alone, **options)
-        entries = entries_of_rank(whole, self._place, model_class.weight_layout)
-        mine = ParallelWeights(
-            weights, group, partial_names(entries), vocabulary_of_rank(whole, self._place)
-        )
-        model = ParallelModel(
-            model_class(self._spec, mine, self._max_model_len, self.device),
-            whole,
-            group,
-            self.dtype,
+    def _load(self, on_progress: ProgressCallback) -> LoadedModel:
+        """Load the model, or this worker's part of it."""
+        arguments = (
+            self._whole_spec,
+            self._config.model_path,
+            self._form,
+            self._max_model_len,
             self.device,
+            on_progress,
+            self._config.model.load_format,
         )
-        return model, ParallelModelRunner(model, self._place, **options)
+        if self._group is None:
+            return load_model(*arguments)
+        return load_share(*arguments, group=self._group, dtype=self.dtype)
 
     def _compile_kernels(self, on_progress: ProgressCallback) -> None:
         """Compile what the model needs and this machine has not compiled before.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_core.errors import ModelError
-from octavo_core.gguf import TensorInfo, read_gguf_header
+from octavo_core.gguf import GGUFType, TensorInfo, read_gguf_header
 from octavo_core.model_spec import spec_from_gguf
 from octavo_kernels import (
     DEQUANTIZABLE_TYPES,
@@ -21,10 +21,20 @@ from octavo_kernels import (
     unpack_weight,
 )
 from octavo_worker.layers.piece import Piece, shape_of_piece
+from octavo_worker.loading.finite import check_finite
 from octavo_worker.loading.gguf_names import checkpoint_name
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PACKABLE = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+# Where a block has its scales (and minimums), as float16.
+_SCALE_BYTES = {
+    "Q8_0": slice(0, 2),
+    "Q4_0": slice(0, 2),
+    "Q4_1": slice(0, 4),
+    "Q4_K": slice(0, 4),
+    "Q5_K": slice(0, 4),
+    "Q6_K": slice(208, 210),
+}
 _SUPPORTED = (*_FLOATS, *_PACKABLE)
 
 
@@ -81,7 +91,8 @@ class GGUFCheckpoint:
             stored = self._stored_piece(info, piece).flatten()
             out.copy_(_to_halves(dequantize(stored, info.type.name, shape), num_heads))
         elif self._is_shifted_norm(name):
-            out.copy_(dequantize(self._stored(info), info.type.name, shape) - 1)
+            stored = self._stored_piece(info, piece).flatten()
+            out.copy_(dequantize(stored, info.type.name, shape) - 1)
         elif out.device.type == "cpu":
             dequantize(self._stored_piece(info, piece).flatten(), info.type.name, shape, out)
         else:
@@ -143,6 +154,11 @@ class GGUFCheckpoint:
 
     def _stored_piece(self, info: TensorInfo, piece: Piece | None) -> Tensor:
         """Return the bytes of whole rows, or of whole blocks of each: ``[rows, bytes]``."""
+        stored = self._cut(info, piece).contiguous()
+        check_finite(_scales(stored.flatten(), info.type), info.name, str(self._path))
+        return stored
+
+    def _cut(self, info: TensorInfo, piece: Piece | None) -> Tensor:
         stored = self._stored(info).view(info.shape[0], -1)
         if piece is None:
             return stored
@@ -165,6 +181,14 @@ class GGUFCheckpoint:
         return torch.frombuffer(
             self._data, dtype=torch.uint8, count=info.num_bytes, offset=info.offset
         )
+
+
+def _scales(stored: Tensor, kind: GGUFType) -> Tensor:
+    """Return what of a tensor may not be a number: all of it, or the scales of its blocks."""
+    if kind.name in _FLOATS:
+        return stored.view(_FLOATS[kind.name])
+    blocks = stored.view(-1, kind.block_bytes)
+    return blocks[:, _SCALE_BYTES[kind.name]].contiguous().view(torch.float16)
 
 
 def _to_halves(weights: Tensor, num_heads: int) -> Tensor:

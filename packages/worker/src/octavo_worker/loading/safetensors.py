@@ -15,6 +15,7 @@ from octavo_core.errors import ModelError
 from octavo_core.model_spec import read_json
 from octavo_kernels import PackedWeight, pack_dense_weight
 from octavo_worker.layers.piece import Piece
+from octavo_worker.loading.finite import check_finite
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -100,6 +101,7 @@ class SafetensorsCheckpoint:
         else:  # of the file only this is read
             index = (slice(None),) * piece.dim + (slice(piece.start, piece.stop),)
             tensor = self._slice(name)[index]
+        check_finite(tensor, name, self.place(name))
         return tensor
 
     def _slice(self, name: str) -> Any:
