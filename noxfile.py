@@ -55,6 +55,7 @@ TEST_EXTRAS = {
     "worker": ("gguf", "transformers"),
     "server": (
         "gguf",
+        "jsonschema",
         "matplotlib",
         "openai",
         "openapi-spec-validator",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo_core import sampling_params
+from octavo_core import sampling_params, structured_outputs
 from octavo_core.config import LimitsConfig
 from octavo_server.api import body, protocol
 from octavo_server.api.completions import DEFAULT_MAX_TOKENS
@@ -45,9 +45,28 @@ def test_every_field_has_its_row(table: str, model: Any) -> None:
             [sampling_params.MAX_STOP_STRINGS, sampling_params.MAX_STOP_STRING_CHARS],
         ),
         (SHARED, "stop_token_ids", [sampling_params.MAX_STOP_TOKEN_IDS]),
+        (SHARED, "presence_penalty", [-2, 2]),
+        (SHARED, "repetition_penalty", [sampling_params.MAX_REPETITION_PENALTY]),
+        (
+            SHARED,
+            "logit_bias",
+            [
+                sampling_params.MAX_LOGIT_BIAS_IDS,
+                -sampling_params.MAX_LOGIT_BIAS,
+                sampling_params.MAX_LOGIT_BIAS,
+            ],
+        ),
+        (SHARED, "allowed_token_ids", [sampling_params.MAX_ALLOWED_TOKEN_IDS]),
+        (
+            SHARED,
+            "bad_words",
+            [sampling_params.MAX_BAD_WORDS, sampling_params.MAX_BAD_WORD_CHARS],
+        ),
+        (SHARED, "prompt_logprobs", [sampling_params.MAX_LOGPROBS]),
         (SHARED, "max_tokens", [DEFAULT_MAX_TOKENS]),
         (SHARED, "cache_salt", [protocol.MAX_NAME_CHARS]),
         (SHARED, "user", [protocol.MAX_NAME_CHARS]),
+        (SHARED, "structured_outputs", [structured_outputs.MAX_CHOICES]),
         (COMPLETIONS, "prompt", [protocol.MAX_PROMPTS]),
         (COMPLETIONS, "logprobs", [sampling_params.MAX_LOGPROBS]),
         (CHAT, "messages", [protocol.MAX_MESSAGES]),
@@ -56,7 +75,7 @@ def test_every_field_has_its_row(table: str, model: Any) -> None:
     ],
 )
 def test_limits_are_those_of_the_schema(table: str, field: str, limits: list[float]) -> None:
-    told = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", row(table, field))]
+    told = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", row(table, field))]
     assert set(limits) <= set(told)
 
 

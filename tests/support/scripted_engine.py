@@ -16,6 +16,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
+import setproctitle
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
@@ -76,8 +77,16 @@ def write_byte_model(folder: Path, **config: object) -> Path:
 def run_scripted_engine(address: str, log_level: str) -> None:
     """Take the place of `octavo_server.engine_process.run_engine`."""
     exit_with_parent()
+    setproctitle.setproctitle("octavo: engine")
     configure_logging(log_level, "engine")
     sys.exit(serve_engine(FrontLink(address), _build, preload="json"))
+
+
+def run_reluctant_engine(address: str, log_level: str) -> None:
+    """A scripted engine that takes a second to load its model."""
+    exit_with_parent()
+    setproctitle.setproctitle("octavo: engine")
+    sys.exit(serve_engine(FrontLink(address), _build_reluctantly, preload="json"))
 
 
 def run_slow_start(address: str, log_level: str) -> None:
@@ -113,6 +122,11 @@ def _build(config: EngineConfig) -> Engine:
     return EngineCore(config, read_model_spec(config.model_path), ScriptedExecutor())
 
 
+def _build_reluctantly(config: EngineConfig) -> Engine:
+    time.sleep(1.0)
+    return _build(config)
+
+
 def _refuse(config: EngineConfig) -> Engine:
     raise ModelError("tensor x has the wrong shape.", field="model")
 
@@ -142,6 +156,7 @@ class ScriptedExecutor:
         self._prompts: dict[int, list[int]] = {}
         self._num_known: dict[int, int] = {}
         self._logprobs: dict[int, int | None] = {}
+        self._prompt_logprobs: dict[int, int | None] = {}
         self._output: Future[ModelRunnerOutput] = Future()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         encode = dict(zip(_byte_letters(), range(256), strict=True))
@@ -183,16 +198,23 @@ class ScriptedExecutor:
             self._prompts[request.slot] = request.token_ids[: request.num_prompt_tokens]
             self._num_known[request.slot] = len(request.token_ids)
             self._logprobs[request.slot] = request.sampling_params.logprobs
+            self._prompt_logprobs[request.slot] = request.sampling_params.prompt_logprobs
         for slot in step.slots:
             self._misbehave(slot)
         sampled = []
         logprobs = {}
+        reports = {}
         for row, slot in enumerate(step.slots):
-            end = step.num_computed_tokens[row] + step.num_scheduled_tokens[row]
+            start = step.num_computed_tokens[row]
+            end = start + step.num_scheduled_tokens[row]
+            count = self._prompt_logprobs[slot]
+            following = self._prompts[slot][start + 1 : end + 1]
+            if following and count is not None:
+                reports[row] = [_some_logprobs(token_id, count) for token_id in following]
             sampled.append(self._next(slot, end))
             if sampled[-1] >= 0 and self._logprobs[slot] is not None:
-                logprobs[row] = self._some_logprobs(slot, sampled[-1])
-        return ModelRunnerOutput(step.step_id, sampled, logprobs)
+                logprobs[row] = _some_logprobs(sampled[-1], self._logprobs[slot] or 0)
+        return ModelRunnerOutput(step.step_id, sampled, logprobs, reports)
 
     def _next(self, slot: int, end: int) -> int:
         if end < self._num_known[slot]:
@@ -201,12 +223,6 @@ class ScriptedExecutor:
         position = self._num_known[slot] - len(prompt)
         self._num_known[slot] += 1
         return prompt[position] if position < len(prompt) else 256
-
-    def _some_logprobs(self, slot: int, token_id: int) -> TokenLogprobs:
-        count = self._logprobs[slot] or 0
-        tops = [(token_id + i) % 257 for i in range(count)]
-        values = [-0.5 - i for i in range(count)]
-        return TokenLogprobs([token_id, *tops], [-0.5, *values], 1)
 
     def _text(self, slot: int) -> bytes:
         return bytes(self._bytes[token_id] for token_id in self._prompts[slot])
@@ -220,6 +236,12 @@ class ScriptedExecutor:
             os._exit(EXIT_CODE)
         if b"break" in prompt or (b"crack" in prompt and is_late):
             raise RuntimeError("the prompt asked for it")
+
+
+def _some_logprobs(token_id: int, count: int) -> TokenLogprobs:
+    tops = [(token_id + i) % 257 for i in range(count)]
+    values = [-0.5 - i for i in range(count)]
+    return TokenLogprobs([token_id, *tops], [-0.5, *values], 1)
 
 
 def _byte_letters() -> list[str]:

@@ -184,6 +184,14 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["uni", "mp"],
         Meta(description="uni runs the worker inside the engine process, mp in one of its own."),
     ] = "uni"
+    heartbeat_timeout: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds without a sign of life after which the engine or a worker counts "
+            "as dead. A step may take longer.",
+        ),
+    ] = 6.0
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +203,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0, description="Seconds that running requests get to finish after SIGTERM."),
     ] = 30.0
+    engine_restart: Annotated[
+        bool,
+        Meta(
+            description="Replace an engine that has crashed, and go on with the requests that it "
+            "had."
+        ),
+    ] = True
+    write_timeout: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds that a client may leave waiting what the server sends it, before "
+            "its connection is cut.",
+        ),
+    ] = 60.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least severe line logged.")
     ] = "info"

@@ -25,7 +25,12 @@ import setproctitle
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError, EngineDeadError
 from octavo_server import __version__
-from octavo_server.engine_process import EngineProcess, EngineTarget, engine_target
+from octavo_server.engine_process import (
+    EngineProcess,
+    EngineSpawner,
+    EngineTarget,
+    engine_target,
+)
 from octavo_server.keys import KeyRing, make_key_ring
 from octavo_server.logging_setup import configure_logging
 from octavo_server.tls import make_ssl_context, refresh_certificate
@@ -44,6 +49,9 @@ EXIT_ENGINE_DEAD = 1
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
+# What waits in the kernel for one client, which Linux would let grow to megabytes. Half of it is
+# lost to bookkeeping; the rest is 2 MB a second at a round trip of 100 ms, and text is less.
+_SEND_BUFFER_BYTES = 256 * 1024
 # Seconds for streams to send their last event once their requests were failed.
 _LAST_EVENT_SECONDS = 2.0
 _INTERRUPTED_LOAD_SECONDS = 2.0
@@ -52,7 +60,7 @@ _LOADING_THREAD = "loading"
 
 
 def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
-    """Serve until a signal or the engine's death.
+    """Serve until a signal or the engine's death for good.
 
     Args:
         config: All settings; the model's path is found here.
@@ -77,15 +85,17 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
         noted: list[int] = []
         for signal_number in _SIGNALS:
             signal.signal(signal_number, lambda number, _frame: noted.append(number))
-        # The engine spends seconds on importing torch; it starts before our own imports.
-        engine = EngineProcess(
+        spawner = EngineSpawner(
             config.server.log_level,
             target or engine_target(config.parallel.distributed_executor_backend),
         )
+        # The engine spends seconds on importing torch; it starts before our own imports.
+        engine = spawner.spawn()
         try:
-            code = asyncio.run(_Front(config, listener, engine, noted, keys, ssl_context).run())
+            front = _Front(config, listener, engine, spawner, noted, keys, ssl_context)
+            code = asyncio.run(front.run())
         finally:
-            engine.end(grace=0.0)
+            spawner.end()
             _join_loading_thread()
     _flush_output()
     return code
@@ -109,6 +119,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
     try:
         # A quick restart need not wait for the last one's connections to expire.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind(address)
         # Only listening makes it ours: two sockets with SO_REUSEADDR may bind the same port.
         listener.listen(_BACKLOG)
@@ -130,6 +141,7 @@ class _Front:
         config: EngineConfig,
         listener: socket.socket,
         engine: EngineProcess,
+        spawner: EngineSpawner,
         noted_signals: list[int],
         keys: KeyRing | None = None,
         ssl_context: ssl.SSLContext | None = None,
@@ -140,6 +152,7 @@ class _Front:
         self._config = config
         self._listener = listener
         self._engine = engine
+        self._spawner = spawner
         self._stop_requests = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -150,8 +163,11 @@ class _Front:
         from octavo_server.api.app import create_app, guard_app
         from octavo_server.api.context import ServerContext
         from octavo_server.engine_client import EngineClient
+        from octavo_server.supervisor import Supervisor
 
-        client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs)
+        restarts = self._config.server.engine_restart
+        supervisor = Supervisor(self._spawner.spawn) if restarts else None
+        client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs, supervisor)
         context = ServerContext(client, self._config)
         app = guard_app(create_app(context), context, self._keys)
         server = _make_server(app, self._config, self._ssl_context)
@@ -164,6 +180,7 @@ class _Front:
                 task.cancel()
             server.should_exit = server.force_exit = True
             await asyncio.wait({self._serving}, timeout=1.0)
+            await context.grammar_checker.close()
             await client.close()
 
     async def _run(self, context: ServerContext, server: uvicorn.Server) -> int:
@@ -377,7 +394,7 @@ def _make_server(
         log_config=None,
         access_log=False,
         lifespan="off",
-        http=bounded_protocol(config.limits),
+        http=bounded_protocol(config.limits, config.server.write_timeout),
         ws="none",
         h11_max_incomplete_event_size=config.limits.max_request_header_size,
         server_header=False,

@@ -62,10 +62,12 @@ class BoundedProtocol(h11_impl.H11Protocol):
 
     limits = LimitsConfig()
     idle = Connections(limits.max_connections)
+    write_timeout = 0.0
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first request as long as between two of them."""
         super().connection_made(transport)
+        self._stall: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._awaited = ""
         if not self.idle.make_room(len(self.connections)):
@@ -84,9 +86,21 @@ class BoundedProtocol(h11_impl.H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
         self._await("", 0.0)
+        self._forget_stall()
         self._unset_keepalive_if_required()
         self.idle.note_busy(self)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Give the client `write_timeout` seconds to take some of what waits for it."""
+        super().pause_writing()
+        if self._stall is None and self.write_timeout:
+            self._stall = self.loop.call_later(self.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the client reads."""
+        self._forget_stall()
+        super().resume_writing()
 
     def on_response_complete(self) -> None:
         """Look at what a client has sent ahead."""
@@ -101,6 +115,11 @@ class BoundedProtocol(h11_impl.H11Protocol):
             self._refuse(_HEADERS_TOO_LARGE, words)
         else:
             self._refuse(400, "this is no valid HTTP request")
+
+    def _forget_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _watch(self) -> None:
         state = self.conn.their_state
@@ -152,9 +171,19 @@ class BoundedProtocol(h11_impl.H11Protocol):
         self.transport.close()
 
 
-def bounded_protocol(limits: LimitsConfig) -> type[BoundedProtocol]:
-    """Return the class of one server's connections."""
-    attributes = {"limits": limits, "idle": Connections(limits.max_connections)}
+def bounded_protocol(limits: LimitsConfig, write_timeout: float) -> type[BoundedProtocol]:
+    """Return the class of one server's connections.
+
+    Args:
+        limits: What a client may send, and how slowly.
+        write_timeout: Seconds that it may leave waiting what it is sent. Counted from when the
+            buffers are full until it has taken some of it; 0 for no end.
+    """
+    attributes = {
+        "limits": limits,
+        "idle": Connections(limits.max_connections),
+        "write_timeout": write_timeout,
+    }
     return type("BoundedProtocol", (BoundedProtocol,), attributes)
 
 

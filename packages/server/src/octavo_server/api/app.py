@@ -21,6 +21,7 @@ from octavo_server.api.cors import allow_origins
 from octavo_server.api.errors import install_error_handlers
 from octavo_server.api.gate import AvailabilityGate
 from octavo_server.api.header_limit import HeaderLimit
+from octavo_server.api.request_id import RequestIdEcho
 from octavo_server.api.request_log import RequestLog
 from octavo_server.keys import KeyRing
 from octavo_server.logging_setup import access_logger
@@ -42,6 +43,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(operator.router if is_open else operator.closed_router)
     install_error_handlers(app)
     app.add_middleware(AvailabilityGate, context=context)
+    app.add_middleware(RequestIdEcho)
     return app
 
 

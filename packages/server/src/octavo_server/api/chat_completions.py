@@ -18,6 +18,7 @@ from octavo_server.api.messages import to_template_messages
 from octavo_server.api.openapi import documented
 from octavo_server.api.protocol import ChatCompletionRequest
 from octavo_server.api.sampling import to_sampling_params
+from octavo_server.api.structured_outputs import constraint_field
 from octavo_server.request_output import CompletionOutput, OutputDelta
 
 router = APIRouter()
@@ -59,6 +60,7 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         cache_salt=body.cache_salt,
         tenant=body.tenant,
         add_generation_prompt=body.add_generation_prompt is not False,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
         **_template_options(body),
     )
     return_token_ids = bool(body.return_token_ids)
@@ -70,8 +72,10 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
-        format=_ChatFormat(params.n, return_token_ids),
+        constraint_field=constraint_field(body),
+        format=_ChatFormat(params.n, return_token_ids, bool(body.return_tokens_as_token_ids)),
         extra=extra,
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 
@@ -87,6 +91,7 @@ _RESERVED = frozenset(
         "cache_salt",
         "tenant",
         "add_generation_prompt",
+        "truncate_prompt_tokens",
         "tools",
     }
 )
@@ -103,13 +108,15 @@ class _ChatFormat:
     Args:
         num_choices: The request's ``n``.
         return_token_ids: Add the answer's token ids.
+        as_token_ids: Write ids in place of the tokens' texts in log-probabilities.
     """
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, num_choices: int, return_token_ids: bool) -> None:
+    def __init__(self, num_choices: int, return_token_ids: bool, as_token_ids: bool) -> None:
         self._num_choices = num_choices
+        self._as_token_ids = as_token_ids
         self._return_token_ids = return_token_ids
 
     def first_chunks(self) -> list[dict[str, Any]]:
@@ -122,13 +129,13 @@ class _ChatFormat:
 
     def chunk(self, delta: OutputDelta) -> dict[str, Any] | None:
         """Write one delta."""
-        shown = delta.text or delta.finish_reason or delta.logprobs
+        shown = delta.text or delta.finish_reason or delta.logprobs or delta.prompt_logprobs
         if not shown and not (self._return_token_ids and delta.token_ids):
             return None
         choice = {
             "index": delta.index,
             "delta": {"content": delta.text} if delta.text or not delta.finish_reason else {},
-            "logprobs": chat_logprobs(delta.logprobs),
+            "logprobs": chat_logprobs(delta.logprobs, as_token_ids=self._as_token_ids),
             "finish_reason": delta.finish_reason,
         }
         if delta.finish_reason is not None:
@@ -140,7 +147,7 @@ class _ChatFormat:
         choice = {
             "index": output.index,
             "message": {"role": "assistant", "content": output.text, "refusal": None},
-            "logprobs": chat_logprobs(output.logprobs),
+            "logprobs": chat_logprobs(output.logprobs, as_token_ids=self._as_token_ids),
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
         }

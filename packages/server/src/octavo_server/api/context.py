@@ -13,6 +13,7 @@ from octavo_core.config import EngineConfig
 from octavo_server.api.errors import ApiError
 from octavo_server.api.request_log import HTTPCounts
 from octavo_server.engine_client import EngineClient
+from octavo_server.grammar_checker import GrammarChecker
 from octavo_server.input_processor import InputProcessor
 from octavo_server.tokenizer import Tokenizer
 
@@ -66,6 +67,7 @@ class ServerContext:
         num_open: Requests that need the engine and whose answers are not out yet.
         sleeping: True while the operator has it take no new requests.
         http: HTTP requests so far.
+        grammar_checker: Tries out the constraints of structured output.
     """
 
     client: EngineClient
@@ -75,6 +77,7 @@ class ServerContext:
     num_open: int = 0
     sleeping: bool = False
     http: HTTPCounts = field(default_factory=HTTPCounts)
+    grammar_checker: GrammarChecker = field(default_factory=GrammarChecker)
     _exporter: MetricsExporter | None = None
 
     @property

@@ -54,6 +54,11 @@ def _why_closed(context: ServerContext) -> ApiError | None:
         return _unavailable(f"the engine has ended: {client.stage}", "engine_dead")
     if context.draining:
         return shutting_down()
+    if client.state is EngineState.RESTARTING:
+        return _unavailable(
+            f"the engine has crashed and another one is starting ({client.stage}); see /health",
+            "engine_restarting",
+        )
     if client.state is EngineState.STARTING or context.model is None:
         return _unavailable(
             f"the model is still loading ({client.stage}); see /health", "model_loading"

@@ -6,22 +6,30 @@ routes treat errors, disconnects and usage alike.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_core.wire import EngineCoreRequest
+from octavo_core.wire import EngineCoreRequest, TokenLogprobs
 from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.errors import json_response, to_api_error
+from octavo_server.api.logprobs import prompt_logprobs
 from octavo_server.api.sse import DONE, EventStream, event, until_disconnect
+from octavo_server.api.structured_outputs import check_grammars
 from octavo_server.api.usage import UsageCounter
 from octavo_server.engine_client import Generation
+from octavo_server.position_logprobs import to_prompt_positions
 from octavo_server.request_output import CompletionOutput, OutputAccumulator, OutputDelta
+
+Result = TypeVar("Result")
 
 
 def new_request_id(prefix: str) -> str:
@@ -56,7 +64,11 @@ class Job:
         request_id: The response's id.
         requests: One for each choice, prompt by prompt.
         choices_per_prompt: The request's ``n``.
+        constraint_field: What the request calls its constraint, if it has one.
         extra: Top-level fields of the response, or of the stream's first chunk.
+        prompt_logprobs: How many alternatives a top-level field of that name has for each
+            token of the prompt; None for no such field.
+        drop_answer: What the engine answers is of no interest, only the prompt is.
     """
 
     request_id: str
@@ -66,7 +78,10 @@ class Job:
     stream: bool
     include_usage: bool
     format: ChoiceFormat
+    constraint_field: str = "structured_outputs"
     extra: dict[str, Any] = field(default_factory=dict)
+    prompt_logprobs: int | None = None
+    drop_answer: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def usage_counter(self) -> UsageCounter:
@@ -74,6 +89,22 @@ class Job:
         first_choices = self.requests[:: self.choices_per_prompt]
         return UsageCounter(
             [len(request.prompt_token_ids) for request in first_choices], self.choices_per_prompt
+        )
+
+    def about_prompt(self, entries: list[TokenLogprobs] | None) -> dict[str, Any]:
+        """Return the top-level field ``prompt_logprobs``, if it is wanted and known."""
+        if entries is None or self.prompt_logprobs is None:
+            return {}
+        positions = to_prompt_positions(self.model.tokenizer, entries, self.prompt_logprobs)
+        return {"prompt_logprobs": prompt_logprobs(positions)}
+
+    def shown(self, delta: OutputDelta) -> OutputDelta:
+        """Return what of a delta is answered."""
+        if not self.drop_answer or delta.error is not None:
+            return delta
+        reason = delta.finish_reason and "length"
+        return msgspec.structs.replace(
+            delta, text="", token_ids=[], finish_reason=reason, stop_reason=None
         )
 
     def head(self, object_name: str) -> dict[str, Any]:
@@ -97,7 +128,12 @@ async def answer(request: Request, job: Job) -> Response:
         ClientDisconnect: The client left; the engine's work was aborted.
     """
     headers = {"X-Request-Id": job.request_id}
-    generation = context_of(request).client.generate(job.request_id, job.requests)
+    context = context_of(request)
+    requests = await until_disconnect(
+        request.receive,
+        check_grammars(context.grammar_checker, job.requests, job.constraint_field),
+    )
+    generation = context.client.generate(job.request_id, requests)
     try:
         if not job.stream:
             content = await until_disconnect(request.receive, _collect(job, generation))
@@ -114,16 +150,36 @@ async def _collect(job: Job, generation: Generation) -> dict[str, Any]:
     accumulator = OutputAccumulator(job.request_id, None, [], len(job.requests))
     async for deltas in generation:
         _raise_errors(deltas)
-        for delta in deltas:
+        for delta in map(job.shown, deltas):
             counter.add(delta)
             accumulator.add(delta)
-    choices = [job.format.choice(output) for output in accumulator.result().outputs]
+    outputs = accumulator.result().outputs
+    choices, about_prompt = await _off_loop_if(
+        outputs[0].prompt_logprobs is not None, partial(_write_outputs, job, outputs)
+    )
     return {
         **job.head(job.format.object),
         "choices": choices,
         "usage": counter.usage(),
         **job.extra,
+        **about_prompt,
     }
+
+
+def _write_outputs(
+    job: Job, outputs: list[CompletionOutput]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    choices = [job.format.choice(output) for output in outputs]
+    return choices, job.about_prompt(outputs[0].prompt_logprobs)
+
+
+def _write_delta(job: Job, delta: OutputDelta) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    return job.format.chunk(delta), job.about_prompt(delta.prompt_logprobs)
+
+
+async def _off_loop_if(is_long: bool, work: Callable[[], Result]) -> Result:
+    """Do `work`, in a thread if it `is_long`: a long prompt's report takes 0.2 s to write."""
+    return await asyncio.to_thread(work) if is_long else work()
 
 
 async def _first_deltas(generation: Generation) -> list[OutputDelta]:
@@ -148,11 +204,13 @@ async def _events(
         deltas = first
         while deltas:
             _raise_errors(deltas)
-            for delta in deltas:
+            for delta in map(job.shown, deltas):
                 counter.add(delta)
-                choice = job.format.chunk(delta)
+                choice, about_prompt = await _off_loop_if(
+                    delta.prompt_logprobs is not None, partial(_write_delta, job, delta)
+                )
                 if choice is not None:
-                    parts.append(chunk(choice))
+                    parts.append(chunk(choice, **about_prompt))
             if parts:
                 yield b"".join(parts)
             parts = []

@@ -11,16 +11,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+import msgspec
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS_IDS,
     MAX_LOGPROBS,
     MAX_N,
+    MAX_REPETITION_PENALTY,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from octavo_core.structured_outputs import MAX_CHOICES, MAX_STRUCTURED_OUTPUT_CHARS
 
 MAX_TEXT_CHARS = 16 * 1024 * 1024
 MAX_NAME_CHARS = 1024
@@ -38,6 +55,16 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+# JSON's keys are strings; 20 characters spell every 64-bit number.
+LogitBias = Annotated[
+    dict[
+        Annotated[str, Field(max_length=20)],
+        Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)],
+    ],
+    Field(max_length=MAX_LOGIT_BIAS_IDS),
+]
 NumTokens = Annotated[int, Field(ge=0, le=MAX_INT32)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 Integer = Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)]
@@ -101,24 +128,8 @@ TemplateOption = Annotated[
 
 # Fields of OpenAI's and vLLM's APIs to the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "prompt_logprobs": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "structured_outputs": (),
     "use_beam_search": (False,),
-    "truncate_prompt_tokens": (),
     "logits_processors": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json_object": (False,),
-    "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
     "typical_p": (1,),
@@ -126,7 +137,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "detokenize": (True,),
     "spaces_between_special_tokens": (True,),
-    "return_tokens_as_token_ids": (False,),
     "reasoning": (),
     "reasoning_effort": ("none",),
     "thinking_token_budget": (),
@@ -155,6 +165,79 @@ class StreamOptions(StrictModel):
     include_usage: bool = False
 
 
+def _schema_text(value: Any) -> str:
+    if not isinstance(value, dict | bool):
+        raise ValueError("a JSON schema is an object, true or false")
+    return msgspec.json.encode(value).decode()
+
+
+def _schema_or_text(value: Any) -> str:
+    return value if isinstance(value, str) else _schema_text(value)
+
+
+ConstraintText = Annotated[str, Field(max_length=MAX_STRUCTURED_OUTPUT_CHARS)]
+_IN_A_SCHEMA = WithJsonSchema(
+    {
+        "type": "object",
+        "properties": {},
+        "description": f"A JSON schema, of at most {MAX_STRUCTURED_OUTPUT_CHARS} characters.",
+    }
+)
+# What crosses to the engine is text, so it is made text where it is checked.
+JsonSchema = Annotated[ConstraintText, BeforeValidator(_schema_text), _IN_A_SCHEMA]
+JsonSchemaOrText = Annotated[ConstraintText, BeforeValidator(_schema_or_text), _IN_A_SCHEMA]
+Choices = Annotated[list[ConstraintText], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class NamedSchema(StrictModel):
+    """The schema that an answer follows; it is enforced with and without ``strict``."""
+
+    # pydantic has a method of this name.
+    json_schema: JsonSchema = Field("{}", alias="schema")
+    name: Name | None = None
+    description: Text | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictModel):
+    """OpenAI's way to say what an answer looks like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def check_schema(self) -> ResponseFormat:
+        """Refuse a type that needs a schema without one."""
+        if self.type == "json_schema" and self.json_schema is None:
+            raise _InvalidField(
+                "response_format.json_schema is missing", "response_format.json_schema"
+            )
+        return self
+
+
+class StructuredOutputs(StrictModel):
+    """vLLM's way to say what an answer looks like; one field is given."""
+
+    json_schema: JsonSchemaOrText | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: ConstraintText | None = None
+    choice: Choices | None = None
+    grammar: ConstraintText | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_unsupported(cls, content: Any) -> Any:
+        """Refuse what would silently do nothing."""
+        if isinstance(content, dict):
+            for name in ("structural_tag", "whitespace_pattern", "disable_any_whitespace"):
+                if content.get(name):
+                    raise _InvalidField(
+                        f"structured_outputs.{name} is not supported yet; leave it out",
+                        "structured_outputs",
+                    )
+        return content
+
+
 class GenerationRequest(StrictModel):
     """The fields that both generating routes share."""
 
@@ -168,6 +251,14 @@ class GenerationRequest(StrictModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+    ) = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     max_tokens: NumTokens | None = None
     min_tokens: NumTokens | None = None
@@ -178,9 +269,20 @@ class GenerationRequest(StrictModel):
     include_stop_str_in_output: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     user: Name | None = None
     safety_identifier: Name | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchemaOrText | None = None
+    guided_json_object: bool | None = None
+    guided_regex: ConstraintText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: ConstraintText | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -200,6 +302,28 @@ class GenerationRequest(StrictModel):
             raise _InvalidField("stream_options needs stream to be true", "stream_options")
         return self
 
+    @model_validator(mode="after")
+    def check_best_of(self) -> GenerationRequest:
+        """Refuse to compute answers that are not given."""
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise _InvalidField(
+                f"best_of is {self.best_of}; it must equal n, which is {self.n or 1}: all answers "
+                f"are given",
+                "best_of",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_truncation(self) -> GenerationRequest:
+        """Refuse to leave nothing of a prompt."""
+        if self.truncate_prompt_tokens == 0:
+            raise _InvalidField(
+                "truncate_prompt_tokens is 0; it must be at least 1, or -1 for what the context "
+                "leaves",
+                "truncate_prompt_tokens",
+            )
+        return self
+
     @property
     def tenant(self) -> str | None:
         """Whom the request is for, as the caller says; OpenAI has renamed the field."""
@@ -214,7 +338,7 @@ class GenerationRequest(StrictModel):
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
-    unsupported = _UNSUPPORTED | {"suffix": ("",), "best_of": (1,), "prompt_embeds": ()}
+    unsupported = _UNSUPPORTED | {"suffix": ("",), "prompt_embeds": ()}
 
     prompt: Prompt
     echo: bool | None = None
@@ -222,17 +346,19 @@ class CompletionRequest(GenerationRequest):
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
-    def check_echo(self) -> CompletionRequest:
-        """Refuse what the echo can't give, and an answer of no tokens without one."""
-        if self.echo and self.logprobs is not None:
+    def check_max_tokens(self) -> CompletionRequest:
+        """Refuse an answer of no tokens, unless it has the prompt or what is said about it."""
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise _InvalidField(
-                "echo together with logprobs is not supported yet: there are no "
-                "log-probabilities of the prompt",
-                "logprobs",
+                "max_tokens is 0; it must be at least 1 without echo or prompt_logprobs",
+                "max_tokens",
             )
-        if self.max_tokens == 0 and not self.echo:
-            raise _InvalidField("max_tokens is 0; it must be at least 1 without echo", "max_tokens")
         return self
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many alternatives the ``logprobs`` of an echo tell for each token of the prompt."""
+        return self.logprobs if self.echo else None
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts one by one, whichever form they came in."""
@@ -297,7 +423,6 @@ class ChatCompletionRequest(GenerationRequest):
         "continue_final_message": (False,),
         "chat_template": (),
         "documents": ([],),
-        "best_of": (1,),
         "add_special_tokens": (False,),
         "verbosity": ("medium",),
         "store": (False,),
