@@ -34,7 +34,7 @@ class ErrorAnswer(Answer):
 class HealthAnswer(Answer):
     """Whether requests are served, and how far the start-up is."""
 
-    status: Literal["ok", "loading", "shutting_down", "sleeping", "dead"]
+    status: Literal["ok", "loading", "restarting", "shutting_down", "sleeping", "dead"]
     stage: str
     progress: float | None
 
