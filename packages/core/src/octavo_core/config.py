@@ -323,6 +323,13 @@ class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0, description="Seconds between two lines about load and throughput; 0 is none."),
     ] = 10.0
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="Where to send OpenTelemetry's spans, for example "
+            "http://localhost:4318/v1/traces."
+        ),
+    ] = None
     metrics_prefix: Annotated[
         str,
         Meta(

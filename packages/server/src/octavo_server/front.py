@@ -34,6 +34,7 @@ from octavo_server.engine_process import (
 from octavo_server.keys import KeyRing, make_key_ring
 from octavo_server.logging_setup import configure_logging
 from octavo_server.tls import make_ssl_context, refresh_certificate
+from octavo_server.tracing import RequestTracer, make_tracer
 
 if TYPE_CHECKING:
     import uvicorn
@@ -77,6 +78,8 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
     setproctitle.setproctitle("octavo: front")
     configure_logging(config.server.log_level, "front", json_lines=config.observability.json_logs)
     keys, ssl_context = make_key_ring(config.access), make_ssl_context(config.access)
+    endpoint = config.observability.otlp_traces_endpoint
+    tracer = make_tracer(endpoint) if endpoint else None
     listener = bind_socket(config.server.host, config.server.port)
     with contextlib.closing(listener):
         warn_of_open_door(config, listener)
@@ -92,11 +95,13 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
         # The engine spends seconds on importing torch; it starts before our own imports.
         engine = spawner.spawn()
         try:
-            front = _Front(config, listener, engine, spawner, noted, keys, ssl_context)
+            front = _Front(config, listener, engine, spawner, noted, keys, ssl_context, tracer)
             code = asyncio.run(front.run())
         finally:
             spawner.end()
             _join_loading_thread()
+            if tracer is not None:
+                tracer.shutdown()
     _flush_output()
     return code
 
@@ -145,7 +150,9 @@ class _Front:
         noted_signals: list[int],
         keys: KeyRing | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._keys = keys
         self._ssl_context = ssl_context
         self._noted_signals = noted_signals
@@ -168,6 +175,7 @@ class _Front:
         restarts = self._config.server.engine_restart
         supervisor = Supervisor(self._spawner.spawn) if restarts else None
         client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs, supervisor)
+        client.metrics.tracer = self._tracer
         context = ServerContext(client, self._config)
         app = guard_app(create_app(context), context, self._keys)
         server = _make_server(app, self._config, self._ssl_context)

@@ -11,9 +11,13 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from octavo_core.wire import EngineCoreRequest
 from octavo_server.request_output import OutputDelta
+
+if TYPE_CHECKING:
+    from octavo_server.tracing import RequestTracer
 
 # The bounds are those of vLLM's dashboards.
 TTFT_BOUNDS = (
@@ -85,31 +89,40 @@ class ChoiceProgress:
         "first_token_time",
         "group",
         "last_token_time",
-        "max_tokens",
         "num_cached_tokens",
         "num_output_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "request_id",
+        "sampling_params",
         "scheduled_time",
+        "trace_headers",
     )
 
     def __init__(self, request: EngineCoreRequest, group: _Group, now: float) -> None:
         self.group = group
+        self.request_id = request.request_id
+        self.sampling_params = request.sampling_params
+        self.trace_headers: dict[str, str] | None = None
         self.arrival_time = request.arrival_time or now
         self.scheduled_time = 0.0
         self.first_token_time = 0.0
         self.last_token_time = 0.0
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.max_tokens = request.sampling_params.max_tokens
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
 
 
 class ServingMetrics:
-    """Totals since the start. All methods belong to the event loop's thread."""
+    """Totals since the start. All methods belong to the event loop's thread.
+
+    Attributes:
+        tracer: Told of each choice that has ended, if there is one.
+    """
 
     def __init__(self) -> None:
+        self.tracer: RequestTracer | None = None
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_generation_tokens = 0
@@ -141,7 +154,12 @@ class ServingMetrics:
         now = time.time() if now is None else now
         group = _Group(len(requests))
         self.params_n.observe(len(requests))
-        return [ChoiceProgress(request, group, now) for request in requests]
+        choices = [ChoiceProgress(request, group, now) for request in requests]
+        if self.tracer is not None:
+            headers = self.tracer.current_headers()
+            for choice in choices:
+                choice.trace_headers = headers
+        return choices
 
     def add(self, progress: ChoiceProgress, delta: OutputDelta, now: float) -> None:
         """Count what one step did for a choice (2 µs)."""
@@ -175,6 +193,8 @@ class ServingMetrics:
         group = progress.group
         group.num_unfinished -= 1
         group.most_tokens = max(group.most_tokens, progress.num_output_tokens)
+        if self.tracer is not None:
+            self.tracer.end(progress, reason, now)
         if reason not in ("stop", "length"):
             return
         self._observe_times(progress, now)
@@ -184,8 +204,8 @@ class ServingMetrics:
             progress.num_prompt_tokens - progress.num_cached_tokens
         )
         self.preemptions.observe(progress.num_preemptions)
-        if progress.max_tokens is not None:
-            self.params_max_tokens.observe(progress.max_tokens)
+        if progress.sampling_params.max_tokens is not None:
+            self.params_max_tokens.observe(progress.sampling_params.max_tokens)
         if not group.num_unfinished:
             self.max_generation_tokens.observe(group.most_tokens)
 

@@ -23,6 +23,7 @@ from octavo_server.api.gate import AvailabilityGate
 from octavo_server.api.header_limit import HeaderLimit
 from octavo_server.api.request_id import RequestIdEcho
 from octavo_server.api.request_log import RequestLog
+from octavo_server.api.trace_context import TraceContext
 from octavo_server.keys import KeyRing
 from octavo_server.logging_setup import access_logger
 
@@ -58,6 +59,8 @@ def guard_app(app: ASGIApp, context: ServerContext, keys: KeyRing | None) -> ASG
     """
     if keys is not None:
         app = KeyCheck(app, keys)
+    if context.client.metrics.tracer is not None:
+        app = TraceContext(app)
     app = HeaderLimit(app, context.config.limits.max_request_headers)
     app = allow_origins(app, context.config.access)
     log = access_logger() if context.config.observability.access_log else None
