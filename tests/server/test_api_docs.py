@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo_core import sampling_params
+from octavo_core.config import LimitsConfig
 from octavo_server.api import body, protocol
 from octavo_server.api.anthropic_protocol import MessagesRequest
 from octavo_server.api.completions import DEFAULT_MAX_TOKENS
@@ -91,6 +92,9 @@ def test_limits_are_those_of_the_schema(table: str, field: str, limits: list[flo
 
 
 def test_limits_of_the_whole_body_and_of_messages() -> None:
-    assert f"at most {body.MAX_BODY_BYTES >> 20} MiB and {body.MAX_DEPTH} levels" in PAGE
+    assert (
+        f"at most {LimitsConfig().max_request_body_size >> 20} MiB and {body.MAX_DEPTH} levels"
+        in PAGE
+    )
     assert f"{protocol.MAX_PARTS} parts" in PAGE
     assert f"up to {protocol.MAX_TOOL_CALLS}\n`tool_calls`" in PAGE

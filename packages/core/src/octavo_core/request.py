@@ -59,6 +59,8 @@ class Request:
         num_cached_tokens: Prompt tokens found in the prefix cache when it first ran.
         prompt_logprobs: Of its prompt tokens from the second on, as far as they are known
             and not told yet; None if nobody asked, or they were told.
+        scheduled_time: When it first ran, in seconds since the epoch; 0 before.
+        report_due: Its next output tells when it was scheduled and how often preempted.
         max_total_tokens: Prompt and answer end here at the latest.
     """
 
@@ -85,8 +87,10 @@ class Request:
         "num_registered_blocks",
         "priority",
         "prompt_logprobs",
+        "report_due",
         "request_id",
         "sampling_params",
+        "scheduled_time",
         "slot",
         "status",
         "stop_ids",
@@ -111,6 +115,8 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.scheduled_time = 0.0
+        self.report_due = False
         self.num_registered_blocks = 0
         self.num_awaited_tokens = 0
         self.is_decoding = False

@@ -41,6 +41,7 @@ class _Step:
 
     Attributes:
         budget: Tokens that may still be scheduled.
+        now: When it is scheduled, in seconds since the epoch.
         requests, counts, starts: Who computes how many tokens from which position on.
         admitted: Those that enter a slot, with what the prefix cache had for them.
         added: Blocks for those that were in their slot before.
@@ -54,14 +55,16 @@ class _Step:
         "effects",
         "freed_slots",
         "has_preempted",
+        "now",
         "requests",
         "starts",
         "step_id",
     )
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, now: float) -> None:
         self.step_id = 0
         self.budget = budget
+        self.now = now
         self.requests: list[Request] = []
         self.counts: list[int] = []
         self.starts: list[int] = []
@@ -232,17 +235,20 @@ class Scheduler:
 
     # One step
 
-    def schedule(self) -> SchedulerOutput | None:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
         """Choose the tokens of the next step and give them their blocks.
 
         Tokens count as computed from here on.
+
+        Args:
+            now: Seconds since the epoch, which only reports carry.
 
         Returns:
             The step, or None if there is nothing to compute before a step in flight is
             complete. With none in flight and a request unfinished there always is: the
             oldest can preempt all others, and alone it fits.
         """
-        step = _Step(self._max_num_batched_tokens)
+        step = _Step(self._max_num_batched_tokens, now)
         if self._bisection:
             self._schedule_suspects(step)
         if not self._bisection:
@@ -281,7 +287,8 @@ class Scheduler:
                     self._finish(request)
                     outputs.append(_last_output(request, token_id))
                     continue
-            elif len(token_ids) == request.num_prompt_tokens + 1:
+            elif request.report_due:
+                request.report_due = False
                 outputs.append(_first_output(request, token_id))
                 continue
             outputs.append(EngineCoreOutput(request.request_id, [token_id]))
@@ -395,8 +402,10 @@ class Scheduler:
             return False
         request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
-        if request.num_preemptions == 0:
+        if request.num_preemptions == 0 and request.num_output_tokens == 0:
             request.num_cached_tokens = min(start, request.num_prompt_tokens)
+            request.scheduled_time = step.now
+        request.report_due = True
         self._num_queued_tokens -= len(request.token_ids)
         self._running.append(request)
         step.admitted.append((request, prefix))
@@ -611,6 +620,8 @@ def _first_output(request: Request, token_id: int) -> EngineCoreOutput:
         [token_id],
         num_cached_tokens=request.num_cached_tokens,
         prompt_logprobs=request.take_prompt_logprobs(),
+        scheduled_time=request.scheduled_time,
+        num_preemptions=request.num_preemptions,
     )
 
 
@@ -622,6 +633,8 @@ def _last_output(request: Request, token_id: int) -> EngineCoreOutput:
         request.stop_reason,
         num_cached_tokens=request.num_cached_tokens,
         prompt_logprobs=request.take_prompt_logprobs(),
+        scheduled_time=request.scheduled_time,
+        num_preemptions=request.num_preemptions,
     )
 
 

@@ -18,12 +18,14 @@ from octavo_server.answer_events import (
     collect,
 )
 from octavo_server.api.answer_reader import AnswerReader, by_kind
+from octavo_server.api.answers import ChatCompletionAnswer
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.conversation import Conversation, PreparedConversation, prepare
 from octavo_server.api.generation import Job, answer, new_request_id
 from octavo_server.api.logprobs import chat_logprobs
 from octavo_server.api.messages import to_template_messages
+from octavo_server.api.openapi import documented
 from octavo_server.api.protocol import ChatCompletionRequest
 from octavo_server.api.sampling import to_sampling_params
 from octavo_server.api.tool_use import tool_use_of
@@ -32,7 +34,10 @@ from octavo_server.request_output import CompletionOutput, OutputDelta
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post(
+    "/v1/chat/completions",
+    **documented(body=ChatCompletionRequest, answer=ChatCompletionAnswer, streams=True),
+)
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     body = await parse_body(request, ChatCompletionRequest)
