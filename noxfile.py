@@ -56,6 +56,7 @@ TEST_EXTRAS = {
     "server": (
         "anthropic",
         "gguf",
+        "jsonschema",
         "matplotlib",
         "openai",
         "openapi-spec-validator",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo_core import sampling_params
+from octavo_core import sampling_params, structured_outputs
 from octavo_core.config import LimitsConfig
 from octavo_server.api import body, protocol
 from octavo_server.api.anthropic_protocol import MessagesRequest
@@ -79,6 +79,7 @@ def test_every_field_of_the_other_apis_is_told(title: str, model: Any) -> None:
         (SHARED, "max_tokens", [DEFAULT_MAX_TOKENS]),
         (SHARED, "cache_salt", [protocol.MAX_NAME_CHARS]),
         (SHARED, "user", [protocol.MAX_NAME_CHARS]),
+        (SHARED, "structured_outputs", [structured_outputs.MAX_CHOICES]),
         (COMPLETIONS, "prompt", [protocol.MAX_PROMPTS]),
         (COMPLETIONS, "logprobs", [sampling_params.MAX_LOGPROBS]),
         (CHAT, "messages", [protocol.MAX_MESSAGES]),

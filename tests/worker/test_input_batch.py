@@ -1,5 +1,6 @@
 """The persistent batch and the flat input that the runner makes of it."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -120,3 +121,17 @@ def test_unseeded_requests_differ(drive):
     new = [drive.new_request(slot, [1], [0], params) for slot in (0, 1)]
     batch.apply(drive.step([], new=new))
     assert batch.seeds[0] != batch.seeds[1]
+
+
+def test_forced_tokens_are_appended_before_the_step(drive):
+    """What a grammar leaves no choice about is computed in one step with the token before it."""
+    runner, _ = _runner()
+    runner.execute_model(drive.step([(1, 2, 0)], new=[drive.new_request(1, [5, 6], [3, 4])]))
+    assert runner.sample_tokens(None).sampled_token_ids == [7]
+    following = msgspec.structs.replace(
+        drive.step([(1, 3, 2)], step_id=2), forced_tokens=[(1, [20, 30])]
+    )
+    runner.execute_model(following)
+    assert runner.prepare_input(following).input_ids.tolist() == [7, 20, 30]
+    assert runner.sample_tokens(None).sampled_token_ids == [31]
+    assert runner.batch.token_ids[1, :6].tolist() == [5, 6, 7, 20, 30, 31]

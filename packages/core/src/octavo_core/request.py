@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from octavo_core.grammar import GrammarMatcher
 from octavo_core.wire import EngineCoreRequest, TokenLogprobs
 
 
@@ -62,6 +63,9 @@ class Request:
         scheduled_time: When it first ran, in seconds since the epoch; 0 before.
         report_due: Its next output tells when it was scheduled and how often preempted.
         max_total_tokens: Prompt and answer end here at the latest.
+        matcher: Follows the answer's known tokens through a grammar, under structured output.
+        num_untold_tokens: How many of the last tokens were forced by the grammar since the
+            worker heard of it last.
     """
 
     __slots__ = (
@@ -74,6 +78,7 @@ class Request:
         "deadline",
         "decode_limit",
         "is_decoding",
+        "matcher",
         "max_total_tokens",
         "may_cache",
         "media",
@@ -85,6 +90,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_registered_blocks",
+        "num_untold_tokens",
         "priority",
         "prompt_logprobs",
         "report_due",
@@ -99,7 +105,12 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, request: EngineCoreRequest, max_model_len: int) -> None:
+    def __init__(
+        self,
+        request: EngineCoreRequest,
+        max_model_len: int,
+        matcher: GrammarMatcher | None = None,
+    ) -> None:
         params = request.sampling_params
         self.request_id = request.request_id
         self.sampling_params = params
@@ -119,6 +130,8 @@ class Request:
         self.report_due = False
         self.num_registered_blocks = 0
         self.num_awaited_tokens = 0
+        self.num_untold_tokens = 0
+        self.matcher = matcher
         self.is_decoding = False
         self.decode_limit = 0
         self.slot = -1

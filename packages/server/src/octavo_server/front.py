@@ -76,8 +76,8 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
     """
     setproctitle.setproctitle("octavo: front")
     configure_logging(config.server.log_level, "front", json_lines=config.observability.json_logs)
-    keys, ssl_context = make_key_ring(config.access), make_ssl_context(config.access)
     _check_parsers(config)
+    keys, ssl_context = make_key_ring(config.access), make_ssl_context(config.access)
     listener = bind_socket(config.server.host, config.server.port)
     with contextlib.closing(listener):
         warn_of_open_door(config, listener)
@@ -191,6 +191,7 @@ class _Front:
                 task.cancel()
             server.should_exit = server.force_exit = True
             await asyncio.wait({self._serving}, timeout=1.0)
+            await context.grammar_checker.close()
             await client.close()
 
     async def _run(self, context: ServerContext, server: uvicorn.Server) -> int:

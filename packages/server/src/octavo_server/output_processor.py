@@ -124,7 +124,12 @@ class _Choice:
         """Return the token that ended the answer and is not part of its text, if there is one."""
         if output.finish_reason != "stop" or not output.new_token_ids:
             return None
-        return None if self._params.include_stop_str_in_output else output.new_token_ids[-1]
+        token_id = output.new_token_ids[-1]
+        params = self._params
+        is_end_token = token_id in params.eos_token_ids or token_id in params.stop_token_ids
+        if params.structured_outputs is not None and not is_end_token:
+            return None  # the grammar has come to its end
+        return None if params.include_stop_str_in_output else token_id
 
     def _delta(self, output: EngineCoreOutput, text: str, num_taken: int) -> OutputDelta:
         finish_reason = output.finish_reason

@@ -62,6 +62,8 @@ class InputBatch:
             self._add(request)
         for slot, block_ids in scheduler_output.new_block_ids:
             self._append_blocks(slot, block_ids)
+        for slot, token_ids in scheduler_output.forced_tokens:
+            self._append_known(slot, token_ids)
 
     def append_tokens(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Append one sampled token to each of `slots`."""
@@ -72,6 +74,13 @@ class InputBatch:
         self.token_ids[slots, ends] = token_ids
         self.num_tokens[slots] += 1
 
+    def _append_known(self, slot: int, token_ids: list[int]) -> None:
+        first = int(self.num_tokens[slot])
+        last = first + len(token_ids)
+        self.token_ids = _widen(self.token_ids, last)
+        self.token_ids[slot, first:last] = token_ids
+        self.num_tokens[slot] = last
+
     def _free(self, slot: int) -> None:
         self.rules.clear(slot)
         self.num_tokens[slot] = 0
@@ -81,9 +90,7 @@ class InputBatch:
     def _add(self, request: NewRequestData) -> None:
         self._free(request.slot)
         slot, num_tokens = request.slot, len(request.token_ids)
-        self.token_ids = _widen(self.token_ids, num_tokens)
-        self.token_ids[slot, :num_tokens] = request.token_ids
-        self.num_tokens[slot] = num_tokens
+        self._append_known(slot, request.token_ids)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_blocks[slot] = 0
         self._append_blocks(slot, request.block_tables)

@@ -28,6 +28,7 @@ from octavo_server.api.messages import to_template_messages
 from octavo_server.api.openapi import documented
 from octavo_server.api.protocol import ChatCompletionRequest
 from octavo_server.api.sampling import to_sampling_params
+from octavo_server.api.structured_outputs import constraint_field
 from octavo_server.api.tool_use import tool_use_of
 from octavo_server.request_output import CompletionOutput, OutputDelta
 
@@ -92,6 +93,7 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
+        constraint_field=constraint_field(body),
         format=chat_format,
         extra=extra,
         prompt_logprobs=body.prompt_logprobs,

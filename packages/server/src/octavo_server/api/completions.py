@@ -21,6 +21,7 @@ from octavo_server.api.openapi import documented
 from octavo_server.api.protocol import CompletionRequest
 from octavo_server.api.sampling import to_sampling_params
 from octavo_server.api.sse import DONE, EventStream, event
+from octavo_server.api.structured_outputs import constraint_field
 from octavo_server.position_logprobs import to_prompt_positions
 from octavo_server.request_output import CompletionOutput, OutputDelta
 from octavo_server.tokenizer import Tokenizer
@@ -84,6 +85,7 @@ def _prepare(body: CompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
+        constraint_field=constraint_field(body),
         format=_CompletionFormat(body, model.tokenizer, requests, params.n),
         drop_answer=body.max_tokens == 0,
     )

@@ -15,6 +15,7 @@ from octavo_server.api.errors import ApiError
 from octavo_server.api.request_log import HTTPCounts
 from octavo_server.api.responses_store import ResponseStore
 from octavo_server.engine_client import EngineClient
+from octavo_server.grammar_checker import GrammarChecker
 from octavo_server.input_processor import InputProcessor
 from octavo_server.tokenizer import Tokenizer
 
@@ -71,6 +72,7 @@ class ServerContext:
         num_open: Requests that need the engine and whose answers are not out yet.
         sleeping: True while the operator has it take no new requests.
         http: HTTP requests so far.
+        grammar_checker: Tries out the constraints of structured output.
     """
 
     client: EngineClient
@@ -81,6 +83,7 @@ class ServerContext:
     num_open: int = 0
     sleeping: bool = False
     http: HTTPCounts = field(default_factory=HTTPCounts)
+    grammar_checker: GrammarChecker = field(default_factory=GrammarChecker)
     _exporter: MetricsExporter | None = None
 
     @property

@@ -63,6 +63,7 @@ class Job:
         request_id: The response's id.
         requests: One for each choice, prompt by prompt.
         choices_per_prompt: The request's ``n``.
+        constraint_field: What the request calls its constraint, if it has one.
         extra: Top-level fields of the response, or of the stream's first chunk.
         usage_details: Returns further fields of ``usage``, once the answer is complete.
         prompt_logprobs: How many alternatives a top-level field of that name has for each
@@ -77,6 +78,7 @@ class Job:
     stream: bool
     include_usage: bool
     format: ChoiceFormat
+    constraint_field: str = "structured_outputs"
     extra: dict[str, Any] = field(default_factory=dict)
     usage_details: Callable[[], dict[str, Any]] = dict
     prompt_logprobs: int | None = None
@@ -124,7 +126,14 @@ async def answer(request: Request, job: Job) -> Response:
         ClientDisconnect: The client left; the engine's work was aborted.
     """
     writer = _ChunkWriter(job) if job.stream else _WholeWriter(job)
-    return await respond(request, job.request_id, job.requests, writer, stream=job.stream)
+    return await respond(
+        request,
+        job.request_id,
+        job.requests,
+        writer,
+        stream=job.stream,
+        constraint_field=job.constraint_field,
+    )
 
 
 class _WholeWriter:

@@ -17,6 +17,7 @@ from octavo_core.wire import EngineCoreRequest
 from octavo_server.api.context import context_of
 from octavo_server.api.errors import ApiError, json_response, to_api_error
 from octavo_server.api.sse import EventStream, until_disconnect
+from octavo_server.api.structured_outputs import check_grammars
 from octavo_server.engine_client import Generation
 from octavo_server.request_output import OutputDelta
 
@@ -52,18 +53,24 @@ async def respond(
     writer: AnswerWriter,
     *,
     stream: bool,
+    constraint_field: str = "structured_outputs",
 ) -> Response:
     """Run `requests` as the choices of one answer.
 
     Args:
         request_id: The answer's id.
+        constraint_field: What the request calls its constraint, if it has one.
 
     Raises:
         OctavoError: The engine refused the request, or failed.
         ClientDisconnect: The client left; the engine's work was aborted.
     """
     headers = {"X-Request-Id": request_id}
-    generation = context_of(request).client.generate(request_id, requests)
+    context = context_of(request)
+    checked = await until_disconnect(
+        request.receive, check_grammars(context.grammar_checker, requests, constraint_field)
+    )
+    generation = context.client.generate(request_id, checked)
     try:
         if not stream:
             content = await until_disconnect(request.receive, collect_answer(generation, writer))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_core.errors import InvalidRequestError
+from octavo_core.wire import EngineCoreRequest
 from octavo_server.api.answers import (
     DeletedResponse,
     ItemList,
@@ -31,6 +32,7 @@ from octavo_server.api.responses_output import ResponseWriter
 from octavo_server.api.responses_protocol import ResponsesRequest
 from octavo_server.api.responses_store import EventLog, Item, ResponseStore, StoredResponse
 from octavo_server.api.sse import EventStream
+from octavo_server.api.structured_outputs import check_grammars
 from octavo_server.engine_client import Generation
 
 logger = logging.getLogger(__name__)
@@ -38,6 +40,7 @@ logger = logging.getLogger(__name__)
 router = APIRouter()
 
 _ONE = "/v1/responses/{response_id}"
+_CONSTRAINT_FIELD = "text.format"
 _MAX_PAGE = 100
 _DEFAULT_PAGE = 20
 
@@ -68,9 +71,15 @@ async def create_response(request: Request) -> Response:
     stored = StoredResponse(writer.whole, items, history, log)
     if log is None:
         return await respond(
-            request, response_id, prepared.requests, writer, stream=bool(body.stream)
+            request,
+            response_id,
+            prepared.requests,
+            writer,
+            stream=bool(body.stream),
+            constraint_field=_CONSTRAINT_FIELD,
         )
-    _start_in_background(context, response_id, prepared, writer, stored)
+    requests = await check_grammars(context.grammar_checker, prepared.requests, _CONSTRAINT_FIELD)
+    _start_in_background(context, response_id, requests, writer, stored)
     if body.stream:
         return _event_stream(log, 0, response_id)
     return json_response(writer.whole(), headers={"X-Request-Id": response_id})
@@ -232,11 +241,11 @@ def _keep(store: ResponseStore, response_id: str, stored: StoredResponse) -> Non
 def _start_in_background(
     context: ServerContext,
     response_id: str,
-    prepared: PreparedConversation,
+    requests: Sequence[EngineCoreRequest],
     writer: ResponseWriter,
     stored: StoredResponse,
 ) -> None:
-    generation = context.client.generate(response_id, prepared.requests)
+    generation = context.client.generate(response_id, requests)
     stored.cancel = generation.close
     stored.task = asyncio.create_task(_run(generation, writer))
     stored.task.add_done_callback(partial(_on_done, stored))
