@@ -32,7 +32,14 @@ async def create_message(request: Request) -> Response:
     message_id = new_request_id("msg")
     prepared = await asyncio.to_thread(_prepare, body, model, message_id)
     writer = MessageWriter(message_id, prepared, body.max_tokens)
-    return await respond(request, message_id, prepared.requests, writer, stream=bool(body.stream))
+    return await respond(
+        request,
+        message_id,
+        prepared.requests,
+        writer,
+        stream=bool(body.stream),
+        constraint_field=prepared.constraint_field("output_config.format"),
+    )
 
 
 @router.post("/v1/messages/count_tokens", **documented(body=CountTokensRequest, answer=TokenCount))

@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 router = APIRouter()
 
 _ONE = "/v1/responses/{response_id}"
-_CONSTRAINT_FIELD = "text.format"
 _MAX_PAGE = 100
 _DEFAULT_PAGE = 20
 
@@ -59,6 +58,7 @@ async def create_response(request: Request) -> Response:
     items = to_items(body)
     response_id = new_item_id("resp")
     prepared = await asyncio.to_thread(_prepare, body, [*history, *items], model, response_id)
+    field = prepared.constraint_field("text.format")
     log = EventLog() if body.background else None
     writer = ResponseWriter(
         response_id,
@@ -76,9 +76,9 @@ async def create_response(request: Request) -> Response:
             prepared.requests,
             writer,
             stream=bool(body.stream),
-            constraint_field=_CONSTRAINT_FIELD,
+            constraint_field=field,
         )
-    requests = await check_grammars(context.grammar_checker, prepared.requests, _CONSTRAINT_FIELD)
+    requests = await check_grammars(context.grammar_checker, prepared.requests, field)
     _start_in_background(context, response_id, requests, writer, stored)
     if body.stream:
         return _event_stream(log, 0, response_id)
