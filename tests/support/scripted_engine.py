@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -24,14 +25,17 @@ from octavo_core.config import EngineConfig
 from octavo_core.engine_core import EngineCore
 from octavo_core.errors import ModelError
 from octavo_core.executor import ProgressCallback
+from octavo_core.grammar_compiler import GrammarCompiler
 from octavo_core.model_spec import read_model_spec
 from octavo_core.process import exit_with_parent
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_core.wire import TokenLogprobs
 from octavo_server.engine_process import Engine, FrontLink, serve_engine
 from octavo_server.logging_setup import configure_logging
 
 EOS = "<eos>"
+NUM_TOKENS = 257
 EXIT_CODE = 7
 # Where the last message begins with "say:", the answer is the rest of it, since the model repeats
 # its prompt. The comment is what parsers are found by.
@@ -71,7 +75,7 @@ def write_byte_model(folder: Path, *, chat_template: str = CHAT_TEMPLATE, **conf
             "num_hidden_layers": 1,
             "num_attention_heads": 1,
             "num_key_value_heads": 1,
-            "vocab_size": 257,
+            "vocab_size": NUM_TOKENS,
             "max_position_embeddings": 512,
             "rms_norm_eps": 1e-6,
             "hidden_act": "silu",
@@ -131,7 +135,8 @@ def slow_download(model: str, revision: str | None, on_progress: ProgressCallbac
 
 
 def _build(config: EngineConfig) -> Engine:
-    return EngineCore(config, read_model_spec(config.model_path), ScriptedExecutor())
+    spec = read_model_spec(config.model_path)
+    return EngineCore(config, spec, ScriptedExecutor(), GrammarCompiler(AnyText()))
 
 
 def _build_reluctantly(config: EngineConfig) -> Engine:
@@ -153,6 +158,33 @@ class _SlowStart:
 
     def shutdown(self) -> None:
         pass
+
+
+class AnyText:
+    """A constraint that allows everything: the script has its say, whatever was asked for.
+
+    It is backend, grammar and matcher at once, as there is nothing to keep apart.
+    """
+
+    is_terminated = False
+
+    def prepare(self) -> None:
+        pass
+
+    def compile(self, params: StructuredOutputsParams) -> AnyText:
+        return self
+
+    def new_matcher(self) -> AnyText:
+        return self
+
+    def bitmask(self) -> bytes:
+        return b"\xff" * (4 * (-(-NUM_TOKENS // 32)))
+
+    def accept_tokens(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def take_forced_tokens(self) -> list[int]:
+        return []
 
 
 class ScriptedExecutor:

@@ -42,7 +42,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.state.context = context
     for module in (
         *(health, metrics_route, openapi, models),
-        *(completions, chat_completions, anthropic_messages, responses),
+        *(completions, chat_completions, responses, anthropic_messages),
     ):
         app.include_router(module.router)
     is_open = context.config.access.enable_operator_routes
