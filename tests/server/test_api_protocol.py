@@ -11,7 +11,9 @@ from pydantic import BaseModel, Field
 from octavo_server.api.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
+    DetokenizeRequest,
     StrictModel,
+    TokenizeRequest,
 )
 
 
@@ -53,7 +55,9 @@ def _has_both_limits(node: dict[str, Any]) -> bool:
     return low and ("maximum" in node or "exclusiveMaximum" in node)
 
 
-@pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
+@pytest.mark.parametrize(
+    "model", [CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest]
+)
 def test_every_field_is_bounded(model: type[BaseModel]) -> None:
     assert unbounded_fields(model) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from octavo_server import __version__
-from octavo_server.api import chat_completions, completions, health, models
+from octavo_server.api import chat_completions, completions, health, models, tokenize
 from octavo_server.api.context import ServerContext
 from octavo_server.api.errors import install_error_handlers
 from octavo_server.api.gate import AvailabilityGate
@@ -22,7 +22,7 @@ def create_app(context: ServerContext) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.context = context
-    for module in (health, models, completions, chat_completions):
+    for module in (health, models, completions, chat_completions, tokenize):
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(AvailabilityGate, context=context)
