@@ -35,7 +35,7 @@ NUM_TOKENS = 8
 VOCAB = 49152
 PROMPT = "The capital of France is"
 WORDS = ["Paris", "the", "The answer", " located"]
-EVEN = tuple(range(0, VOCAB, 2))
+ALLOWED = tuple(range(0, VOCAB, 3))
 
 RULES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -43,9 +43,9 @@ RULES: dict[str, dict[str, Any]] = {
     "presence and frequency": {"presence_penalty": 0.9, "frequency_penalty": 0.6},
     "bias": {"logit_bias": {7042: -100.0, 5732: -6.0, 900: 1.5}},
     "bad words": {"bad_words": WORDS},
-    "allowed": {"allowed_token_ids": EVEN},
+    "allowed": {"allowed_token_ids": ALLOWED},
     "all": {
-        "allowed_token_ids": EVEN,
+        "allowed_token_ids": ALLOWED,
         "bad_words": WORDS,
         "logit_bias": {900: 3.0},
         "repetition_penalty": 1.2,
@@ -140,7 +140,7 @@ def test_seeded_answers_do_not_depend_on_the_batch(starter_path: Path) -> None:
     rules: list[dict[str, Any]] = [
         {"repetition_penalty": 1.3, "logit_bias": {28: 2.0}},
         {"frequency_penalty": 0.8, "presence_penalty": -0.3, "bad_words": ["a", " the"]},
-        {"allowed_token_ids": EVEN, "min_tokens": 9, "top_k": 40},
+        {"allowed_token_ids": ALLOWED, "min_tokens": 9, "top_k": 40},
         {"top_p": 0.9, "min_p": 0.02, "min_tokens": 20, "repetition_penalty": 0.9},
     ]
     seeded = [

@@ -121,7 +121,6 @@ def test_logprobs(front: Any) -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"seed": 2**70}, "seed"),
         ({"cache_salt": ""}, "cache_salt"),

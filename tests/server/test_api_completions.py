@@ -217,8 +217,6 @@ def test_neutral_values_of_unsupported_fields_are_accepted(front: Any) -> None:
     ("name", "value"),
     [
         ("priority", 1),
-        ("guided_json", {}),
-        ("guided_choice", ["a"]),
         ("typical_p", 0.9),
         ("length_penalty", 2),
         ("detokenize", False),

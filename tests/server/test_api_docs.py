@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from octavo_core import sampling_params
+from octavo_core import sampling_params, structured_outputs
+from octavo_core.config import LimitsConfig
 from octavo_server.api import body, protocol
 from octavo_server.api.completions import DEFAULT_MAX_TOKENS
 from octavo_server.api.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
@@ -65,6 +66,7 @@ def test_every_field_has_its_row(table: str, model: Any) -> None:
         (SHARED, "max_tokens", [DEFAULT_MAX_TOKENS]),
         (SHARED, "cache_salt", [protocol.MAX_NAME_CHARS]),
         (SHARED, "user", [protocol.MAX_NAME_CHARS]),
+        (SHARED, "structured_outputs", [structured_outputs.MAX_CHOICES]),
         (COMPLETIONS, "prompt", [protocol.MAX_PROMPTS]),
         (COMPLETIONS, "logprobs", [sampling_params.MAX_LOGPROBS]),
         (CHAT, "messages", [protocol.MAX_MESSAGES]),
@@ -78,6 +80,9 @@ def test_limits_are_those_of_the_schema(table: str, field: str, limits: list[flo
 
 
 def test_limits_of_the_whole_body_and_of_messages() -> None:
-    assert f"at most {body.MAX_BODY_BYTES >> 20} MiB and {body.MAX_DEPTH} levels" in PAGE
+    assert (
+        f"at most {LimitsConfig().max_request_body_size >> 20} MiB and {body.MAX_DEPTH} levels"
+        in PAGE
+    )
     assert f"{protocol.MAX_PARTS} parts" in PAGE
     assert f"up to {protocol.MAX_TOOL_CALLS}\n`tool_calls`" in PAGE

@@ -16,6 +16,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
+import setproctitle
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
@@ -76,8 +77,16 @@ def write_byte_model(folder: Path, **config: object) -> Path:
 def run_scripted_engine(address: str, log_level: str) -> None:
     """Take the place of `octavo_server.engine_process.run_engine`."""
     exit_with_parent()
+    setproctitle.setproctitle("octavo: engine")
     configure_logging(log_level, "engine")
     sys.exit(serve_engine(FrontLink(address), _build, preload="json"))
+
+
+def run_reluctant_engine(address: str, log_level: str) -> None:
+    """A scripted engine that takes a second to load its model."""
+    exit_with_parent()
+    setproctitle.setproctitle("octavo: engine")
+    sys.exit(serve_engine(FrontLink(address), _build_reluctantly, preload="json"))
 
 
 def run_slow_start(address: str, log_level: str) -> None:
@@ -111,6 +120,11 @@ def slow_download(model: str, revision: str | None, on_progress: ProgressCallbac
 
 def _build(config: EngineConfig) -> Engine:
     return EngineCore(config, read_model_spec(config.model_path), ScriptedExecutor())
+
+
+def _build_reluctantly(config: EngineConfig) -> Engine:
+    time.sleep(1.0)
+    return _build(config)
 
 
 def _refuse(config: EngineConfig) -> Engine:

@@ -30,6 +30,7 @@ from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreRequest
+from octavo_server.grammar_compilers import make_grammar_compiler
 from octavo_server.input_processor import InputProcessor
 from octavo_server.model_source import resolve_model
 from octavo_server.output_processor import OutputProcessor
@@ -80,7 +81,8 @@ class LLM:
         )
         self._ids = count()
         self._lock = threading.Lock()
-        self.engine = EngineCore(config, spec, create_executor(config, spec))
+        self._grammars = make_grammar_compiler(resolved.path, spec, self.tokenizer)
+        self.engine = EngineCore(config, spec, create_executor(config, spec), self._grammars)
         try:
             ready = self.engine.start(_no_progress)
         except BaseException:
@@ -185,6 +187,7 @@ class LLM:
             for item, params in zip(items, all_params, strict=True)
         ]
         with self._lock:
+            self._check_grammars(all_params)
             try:
                 self._add(jobs)
                 self._step_until_done(jobs, use_tqdm)
@@ -222,6 +225,12 @@ class LLM:
                 field="sampling_params",
             )
         return params
+
+    def _check_grammars(self, all_params: Sequence[SamplingParams]) -> None:
+        """Compile all constraints, so that a bad one is told before anything runs."""
+        for params in all_params:
+            if params.structured_outputs is not None:
+                self._grammars.start(params.structured_outputs).result()
 
     def _add(self, jobs: Sequence[_Job]) -> None:
         for job in jobs:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from octavo_server.detokenizer import Detokenizer
 from octavo_server.position_logprobs import to_position
 from octavo_server.request_output import OutputDelta, OutputError, PositionLogprobs
 from octavo_server.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class OutputProcessor:
@@ -51,7 +55,11 @@ class OutputProcessor:
             choice = self._choices.get(output.request_id)
             if choice is None:
                 continue
-            delta = choice.process(output)
+            try:
+                delta = choice.process(output)
+            except Exception:  # it is this choice's alone
+                logger.exception("The output of request %s can't be processed", output.request_id)
+                delta = choice.failure(output)
             deltas.append(delta)
             if delta.finish_reason is not None:
                 del self._choices[output.request_id]
@@ -82,6 +90,22 @@ class _Choice:
         text, num_taken = self._detokenize(self._detokenizer, output)
         return self._delta(output, text, num_taken)
 
+    def failure(self, output: EngineCoreOutput) -> OutputDelta:
+        """Return the last delta of a choice whose output can't be shown."""
+        return OutputDelta(
+            request_id=self._request_id,
+            index=self._index,
+            text="",
+            token_ids=[],
+            finish_reason="error",
+            num_prompt_tokens=self._num_prompt_tokens,
+            error=OutputError(
+                "RequestFailedError",
+                f"Request {output.request_id} failed while its tokens were turned into text; the "
+                f"server's log has more.",
+            ),
+        )
+
     def _detokenize(self, detokenizer: Detokenizer, output: EngineCoreOutput) -> tuple[str, int]:
         """Return the new text, and how many tokens there are up to a stop string."""
         token_ids = output.new_token_ids
@@ -100,7 +124,12 @@ class _Choice:
         """Return the token that ended the answer and is not part of its text, if there is one."""
         if output.finish_reason != "stop" or not output.new_token_ids:
             return None
-        return None if self._params.include_stop_str_in_output else output.new_token_ids[-1]
+        token_id = output.new_token_ids[-1]
+        params = self._params
+        is_end_token = token_id in params.eos_token_ids or token_id in params.stop_token_ids
+        if params.structured_outputs is not None and not is_end_token:
+            return None  # the grammar has come to its end
+        return None if params.include_stop_str_in_output else token_id
 
     def _delta(self, output: EngineCoreOutput, text: str, num_taken: int) -> OutputDelta:
         finish_reason = output.finish_reason
@@ -123,6 +152,8 @@ class _Choice:
             num_cached_tokens=output.num_cached_tokens,
             error=error,
             prompt_logprobs=output.prompt_logprobs,
+            scheduled_time=output.scheduled_time,
+            num_preemptions=output.num_preemptions,
         )
 
     def _logprobs(

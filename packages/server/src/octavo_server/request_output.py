@@ -71,6 +71,9 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: ``stop``, ``length``, ``abort`` or ``error`` in the last delta.
         stop_reason: The stop string or the id out of ``stop_token_ids`` that was met.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
+        scheduled_time: When the engine first ran the choice, in seconds since the epoch; 0 where
+            the delta does not tell it.
+        num_preemptions: How often the choice had to go back in line, where the delta tells it.
         error: Set together with finish_reason ``error``.
         prompt_logprobs: In the first delta, if asked for: one entry for each token of the
             prompt but the first, not spelt out yet.
@@ -87,6 +90,8 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
     error: OutputError | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    scheduled_time: float = 0.0
+    num_preemptions: int = 0
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):

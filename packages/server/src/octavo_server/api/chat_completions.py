@@ -9,19 +9,25 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo_server.api.answers import ChatCompletionAnswer
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.generation import Job, answer, new_request_id
 from octavo_server.api.logprobs import chat_logprobs
 from octavo_server.api.messages import to_template_messages
+from octavo_server.api.openapi import documented
 from octavo_server.api.protocol import ChatCompletionRequest
 from octavo_server.api.sampling import to_sampling_params
+from octavo_server.api.structured_outputs import constraint_field
 from octavo_server.request_output import CompletionOutput, OutputDelta
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post(
+    "/v1/chat/completions",
+    **documented(body=ChatCompletionRequest, answer=ChatCompletionAnswer, streams=True),
+)
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     body = await parse_body(request, ChatCompletionRequest)
@@ -66,6 +72,7 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
+        constraint_field=constraint_field(body),
         format=_ChatFormat(params.n, return_token_ids, bool(body.return_tokens_as_token_ids)),
         extra=extra,
         prompt_logprobs=body.prompt_logprobs,

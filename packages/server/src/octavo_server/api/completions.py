@@ -11,14 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_core.wire import EngineCoreRequest, TokenLogprobs
+from octavo_server.api.answers import CompletionAnswer
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.errors import json_response
 from octavo_server.api.generation import Job, answer, new_request_id
 from octavo_server.api.logprobs import CompletionLogprobs, join_logprobs, prompt_logprobs
+from octavo_server.api.openapi import documented
 from octavo_server.api.protocol import CompletionRequest
 from octavo_server.api.sampling import to_sampling_params
 from octavo_server.api.sse import DONE, EventStream, event
+from octavo_server.api.structured_outputs import constraint_field
 from octavo_server.position_logprobs import to_prompt_positions
 from octavo_server.request_output import CompletionOutput, OutputDelta
 from octavo_server.tokenizer import Tokenizer
@@ -28,7 +31,10 @@ router = APIRouter()
 DEFAULT_MAX_TOKENS = 16
 
 
-@router.post("/v1/completions")
+@router.post(
+    "/v1/completions",
+    **documented(body=CompletionRequest, answer=CompletionAnswer, streams=True),
+)
 async def create_completion(request: Request) -> Response:
     """Complete one or more prompts."""
     body = await parse_body(request, CompletionRequest)
@@ -79,6 +85,7 @@ def _prepare(body: CompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
+        constraint_field=constraint_field(body),
         format=_CompletionFormat(body, model.tokenizer, requests, params.n),
         drop_answer=body.max_tokens == 0,
     )

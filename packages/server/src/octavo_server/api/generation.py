@@ -23,6 +23,7 @@ from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.errors import json_response, to_api_error
 from octavo_server.api.logprobs import prompt_logprobs
 from octavo_server.api.sse import DONE, EventStream, event, until_disconnect
+from octavo_server.api.structured_outputs import check_grammars
 from octavo_server.api.usage import UsageCounter
 from octavo_server.engine_client import Generation
 from octavo_server.position_logprobs import to_prompt_positions
@@ -63,6 +64,7 @@ class Job:
         request_id: The response's id.
         requests: One for each choice, prompt by prompt.
         choices_per_prompt: The request's ``n``.
+        constraint_field: What the request calls its constraint, if it has one.
         extra: Top-level fields of the response, or of the stream's first chunk.
         prompt_logprobs: How many alternatives a top-level field of that name has for each
             token of the prompt; None for no such field.
@@ -76,6 +78,7 @@ class Job:
     stream: bool
     include_usage: bool
     format: ChoiceFormat
+    constraint_field: str = "structured_outputs"
     extra: dict[str, Any] = field(default_factory=dict)
     prompt_logprobs: int | None = None
     drop_answer: bool = False
@@ -125,7 +128,12 @@ async def answer(request: Request, job: Job) -> Response:
         ClientDisconnect: The client left; the engine's work was aborted.
     """
     headers = {"X-Request-Id": job.request_id}
-    generation = context_of(request).client.generate(job.request_id, job.requests)
+    context = context_of(request)
+    requests = await until_disconnect(
+        request.receive,
+        check_grammars(context.grammar_checker, job.requests, job.constraint_field),
+    )
+    generation = context.client.generate(job.request_id, requests)
     try:
         if not job.stream:
             content = await until_disconnect(request.receive, _collect(job, generation))

@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+import msgspec
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import (
@@ -27,6 +37,7 @@ from octavo_core.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from octavo_core.structured_outputs import MAX_CHOICES, MAX_STRUCTURED_OUTPUT_CHARS
 
 MAX_TEXT_CHARS = 16 * 1024 * 1024
 MAX_NAME_CHARS = 1024
@@ -122,16 +133,8 @@ TemplateOptions = Annotated[
 
 # Fields of OpenAI's and vLLM's APIs to the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "use_beam_search": (False,),
     "logits_processors": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json_object": (False,),
-    "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
     "typical_p": (1,),
@@ -165,6 +168,79 @@ class StreamOptions(StrictModel):
     """What a stream carries besides the answer."""
 
     include_usage: bool = False
+
+
+def _schema_text(value: Any) -> str:
+    if not isinstance(value, dict | bool):
+        raise ValueError("a JSON schema is an object, true or false")
+    return msgspec.json.encode(value).decode()
+
+
+def _schema_or_text(value: Any) -> str:
+    return value if isinstance(value, str) else _schema_text(value)
+
+
+ConstraintText = Annotated[str, Field(max_length=MAX_STRUCTURED_OUTPUT_CHARS)]
+_IN_A_SCHEMA = WithJsonSchema(
+    {
+        "type": "object",
+        "properties": {},
+        "description": f"A JSON schema, of at most {MAX_STRUCTURED_OUTPUT_CHARS} characters.",
+    }
+)
+# What crosses to the engine is text, so it is made text where it is checked.
+JsonSchema = Annotated[ConstraintText, BeforeValidator(_schema_text), _IN_A_SCHEMA]
+JsonSchemaOrText = Annotated[ConstraintText, BeforeValidator(_schema_or_text), _IN_A_SCHEMA]
+Choices = Annotated[list[ConstraintText], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class NamedSchema(StrictModel):
+    """The schema that an answer follows; it is enforced with and without ``strict``."""
+
+    # pydantic has a method of this name.
+    json_schema: JsonSchema = Field("{}", alias="schema")
+    name: Name | None = None
+    description: Text | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictModel):
+    """OpenAI's way to say what an answer looks like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def check_schema(self) -> ResponseFormat:
+        """Refuse a type that needs a schema without one."""
+        if self.type == "json_schema" and self.json_schema is None:
+            raise _InvalidField(
+                "response_format.json_schema is missing", "response_format.json_schema"
+            )
+        return self
+
+
+class StructuredOutputs(StrictModel):
+    """vLLM's way to say what an answer looks like; one field is given."""
+
+    json_schema: JsonSchemaOrText | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: ConstraintText | None = None
+    choice: Choices | None = None
+    grammar: ConstraintText | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_unsupported(cls, content: Any) -> Any:
+        """Refuse what would silently do nothing."""
+        if isinstance(content, dict):
+            for name in ("structural_tag", "whitespace_pattern", "disable_any_whitespace"):
+                if content.get(name):
+                    raise _InvalidField(
+                        f"structured_outputs.{name} is not supported yet; leave it out",
+                        "structured_outputs",
+                    )
+        return content
 
 
 class GenerationRequest(StrictModel):
@@ -205,6 +281,13 @@ class GenerationRequest(StrictModel):
     priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     user: Name | None = None
     safety_identifier: Name | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchemaOrText | None = None
+    guided_json_object: bool | None = None
+    guided_regex: ConstraintText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: ConstraintText | None = None
 
     @model_validator(mode="before")
     @classmethod

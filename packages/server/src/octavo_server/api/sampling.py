@@ -8,6 +8,7 @@ from typing import Any
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import SamplingParams
 from octavo_server.api.protocol import CompletionRequest, GenerationRequest
+from octavo_server.api.structured_outputs import to_structured_outputs
 
 # Fields that have the same name and meaning in a body and in `SamplingParams`.
 _SAME = (
@@ -57,6 +58,7 @@ def to_sampling_params(
         ),
         bad_words=tuple(body.bad_words or ()),
         prompt_logprobs=_prompt_logprobs(body),
+        structured_outputs=to_structured_outputs(body),
     )
 
 

@@ -9,10 +9,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo_server.api.answers import DetokenizeAnswer, TokenizeAnswer
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.errors import json_response
 from octavo_server.api.messages import to_template_messages
+from octavo_server.api.openapi import documented
 from octavo_server.api.protocol import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter()
@@ -21,7 +23,7 @@ router = APIRouter()
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt", "tools"})
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", **documented(body=TokenizeRequest, answer=TokenizeAnswer))
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a prompt or of a conversation."""
     body = await parse_body(request, TokenizeRequest)
@@ -31,7 +33,7 @@ async def tokenize(request: Request) -> Response:
     return json_response(await asyncio.to_thread(_tokenize, body, model))
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", **documented(body=DetokenizeRequest, answer=DetokenizeAnswer))
 async def detokenize(request: Request) -> Response:
     """Return the text of tokens, control tokens included."""
     body = await parse_body(request, DetokenizeRequest)
