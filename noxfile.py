@@ -54,6 +54,7 @@ TEST_EXTRAS = {
     "kernels": ("gguf",),
     "worker": ("gguf", "transformers"),
     "server": (
+        "anthropic",
         "gguf",
         "jsonschema",
         "matplotlib",

@@ -9,6 +9,7 @@ import pytest
 from octavo_server.starter_model import starter_gguf
 from octavo_server.tokenizer import Tokenizer, load_tokenizer
 from support.front import FrontUnderTest
+from support.scripted_engine import SAY_TEMPLATE
 from support.tiny_models import write_folder, write_spm
 
 
@@ -17,6 +18,21 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
     """A front for the tests of one file that only talk to it."""
     running = FrontUnderTest(
         tmp_path_factory.mktemp("front"), "run_scripted_engine", max_num_queued_reqs=64
+    )
+    try:
+        yield running.wait_ready()
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    """A front whose model says what it is told to, with calls as Hermes and Qwen write them."""
+    running = FrontUnderTest(
+        tmp_path_factory.mktemp("talker"),
+        "run_scripted_engine",
+        model={"chat_template": SAY_TEMPLATE, "max_position_embeddings": 8192},
+        max_num_queued_reqs=64,
     )
     try:
         yield running.wait_ready()

@@ -11,11 +11,16 @@ import pytest
 from octavo_core import sampling_params, structured_outputs
 from octavo_core.config import LimitsConfig
 from octavo_server.api import body, protocol
+from octavo_server.api.anthropic_protocol import MessagesRequest
 from octavo_server.api.completions import DEFAULT_MAX_TOKENS
 from octavo_server.api.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from octavo_server.api.responses_protocol import ResponsesRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-SHARED, COMPLETIONS, CHAT = re.split(r"\n## Fields of ", PAGE)[1:]
+SECTIONS = dict(section.split("\n", 1) for section in PAGE.split("\n## ")[1:])
+SHARED, COMPLETIONS, CHAT = (
+    text for title, text in SECTIONS.items() if title.startswith("Fields of ")
+)
 
 
 def row(table: str, field: str) -> str:
@@ -32,6 +37,14 @@ def test_every_field_has_its_row(table: str, model: Any) -> None:
     # A route may have a word of its own for a shared name.
     for field in set(model.model_fields) - shared:
         assert row(table, field)
+
+
+@pytest.mark.parametrize(
+    ("title", "model"), [("`/v1/responses`", ResponsesRequest), ("`/v1/messages`", MessagesRequest)]
+)
+def test_every_field_of_the_other_apis_is_told(title: str, model: Any) -> None:
+    told = set(re.findall(r"`(\w+)", SECTIONS[title]))
+    assert set(model.model_fields) - told - {"model", "stream_options"} == set()
 
 
 @pytest.mark.parametrize(

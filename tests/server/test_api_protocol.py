@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
+from octavo_server.api.anthropic_protocol import CountTokensRequest, MessagesRequest
 from octavo_server.api.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -15,6 +16,7 @@ from octavo_server.api.protocol import (
     StrictModel,
     TokenizeRequest,
 )
+from octavo_server.api.responses_protocol import ResponsesRequest
 
 
 def unbounded_fields(model: type[BaseModel]) -> list[str]:
@@ -56,7 +58,16 @@ def _has_both_limits(node: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "model", [CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest]
+    "model",
+    [
+        CompletionRequest,
+        ChatCompletionRequest,
+        MessagesRequest,
+        CountTokensRequest,
+        ResponsesRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+    ],
 )
 def test_every_field_is_bounded(model: type[BaseModel]) -> None:
     assert unbounded_fields(model) == []

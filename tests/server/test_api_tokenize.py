@@ -71,6 +71,14 @@ def test_a_prompt_may_be_longer_than_the_context(front: Any) -> None:
             {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True},
             "add_special_tokens",
         ),
+        (
+            "/tokenize",
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "chat_template_kwargs": {"chat_template": "x"},
+            },
+            "chat_template_kwargs",
+        ),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [257]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, None),

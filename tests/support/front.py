@@ -38,11 +38,18 @@ if __name__ == "__main__":
 class FrontUnderTest:
     """A whole front process on a scripted engine."""
 
-    def __init__(self, folder: Path, target: str, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        target: str,
+        *,
+        model: dict[str, Any] | None = None,
+        **settings: object,
+    ) -> None:
         main = folder / "front_main.py"
         main.write_text(_MAIN)
-        model = write_byte_model(folder / "model")
-        values = {"model": model, "served_model_name": "bytes", "port": 0, **settings}
+        path = write_byte_model(folder / "model", **(model or {}))
+        values = {"model": path, "served_model_name": "bytes", "port": 0, **settings}
         self.stderr_path = folder / "stderr"
         paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
         with self.stderr_path.open("w") as stderr:

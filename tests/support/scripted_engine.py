@@ -33,13 +33,25 @@ from octavo_server.logging_setup import configure_logging
 
 EOS = "<eos>"
 EXIT_CODE = 7
+# Where the last message begins with "say:", the answer is the rest of it, since the model repeats
+# its prompt. The comment is what parsers are found by.
+SAY_TEMPLATE = (
+    "{# <tool_call> </think> #}"
+    "{% if messages[-1].content.startswith('say:') %}{{ messages[-1].content[4:] }}{% else %}"
+    "{% if tools %}tools={{ tools | tojson }};{% endif %}"
+    "{% for message in messages %}{{ message.role }}={{ message.reasoning_content }}"
+    "{{ message.content }}{% for call in message.tool_calls %}{{ call.function.name }}("
+    "{{ call.function.arguments.items() | list }}){% endfor %};{% endfor %}"
+    "{% if enable_thinking is defined %}thinking={{ enable_thinking }};{% endif %}"
+    "{% if add_generation_prompt %}a={% endif %}{% endif %}"
+)
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}={{ message.content }};{% endfor %}"
     "{% if add_generation_prompt %}a={% endif %}"
 )
 
 
-def write_byte_model(folder: Path, **config: object) -> Path:
+def write_byte_model(folder: Path, *, chat_template: str = CHAT_TEMPLATE, **config: object) -> Path:
     """Write a model folder whose tokens are the 256 bytes and `EOS`; its weights are empty."""
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -66,7 +78,7 @@ def write_byte_model(folder: Path, **config: object) -> Path:
             "eos_token_id": 256,
             **config,
         },
-        "tokenizer_config.json": {"eos_token": EOS, "chat_template": CHAT_TEMPLATE},
+        "tokenizer_config.json": {"eos_token": EOS, "chat_template": chat_template},
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))

@@ -221,6 +221,30 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least severe line logged.")
     ] = "info"
+    max_stored_responses: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Most answers of /v1/responses that are kept in memory, to go on from or "
+            "to look at; 0 keeps none.",
+        ),
+    ] = 1024
+    tool_call_parser: Annotated[
+        str,
+        Meta(
+            description="How the model writes calls of tools: hermes, qwen3_coder, llama3_json, "
+            "mistral, pythonic, deepseek, harmony, or none; auto takes what the chat template "
+            "tells."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Meta(
+            description="How the model writes its reasoning: think, thinking, thought, reasoning, "
+            "seed_oss, mistral, kimi, harmony, or none; auto takes what its chat template tells."
+        ),
+    ] = "auto"
 
 
 class AccessConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,6 +76,7 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
     """
     setproctitle.setproctitle("octavo: front")
     configure_logging(config.server.log_level, "front", json_lines=config.observability.json_logs)
+    _check_parsers(config)
     keys, ssl_context = make_key_ring(config.access), make_ssl_context(config.access)
     listener = bind_socket(config.server.host, config.server.port)
     with contextlib.closing(listener):
@@ -99,6 +100,15 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
             _join_loading_thread()
     _flush_output()
     return code
+
+
+def _check_parsers(config: EngineConfig) -> None:
+    """Refuse names of parsers that there are not, before any work is done."""
+    from octavo_server.reasoning_parsers import check_reasoning_parser
+    from octavo_server.tool_parsers import check_tool_parser
+
+    check_tool_parser(config.server.tool_call_parser)
+    check_reasoning_parser(config.server.reasoning_parser)
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -169,6 +179,7 @@ class _Front:
         supervisor = Supervisor(self._spawner.spawn) if restarts else None
         client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs, supervisor)
         context = ServerContext(client, self._config)
+        context.responses.max_responses = self._config.server.max_stored_responses
         app = guard_app(create_app(context), context, self._keys)
         server = _make_server(app, self._config, self._ssl_context)
         self._serving = asyncio.create_task(server.serve(sockets=[self._listener]))
@@ -262,6 +273,7 @@ class _Front:
         # Only now, so that the engine does not wait for these imports (0.4 s) to hear of its model.
         from octavo_core.memory_planner import longest_model_len
         from octavo_core.model_spec import read_model_spec
+        from octavo_server.answer_parser import AnswerFormat
         from octavo_server.api.context import LoadedModel
         from octavo_server.input_processor import InputProcessor
         from octavo_server.output_processor import OutputProcessor
@@ -288,6 +300,7 @@ class _Front:
             tokenizer=tokenizer,
             input_processor=input_processor,
             can_chat=chat_problem is None,
+            answer_format=AnswerFormat.of(tokenizer.chat_template, self._config.server),
             sampling_defaults=read_sampling_defaults(resolved.path),
         )
 

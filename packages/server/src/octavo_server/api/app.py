@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 
 from octavo_server import __version__
 from octavo_server.api import (
+    anthropic_messages,
     chat_completions,
     completions,
     health,
@@ -14,6 +15,7 @@ from octavo_server.api import (
     models,
     openapi,
     operator,
+    responses,
     tokenize,
 )
 from octavo_server.api.auth import KeyCheck
@@ -38,8 +40,10 @@ def create_app(context: ServerContext) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.context = context
-    routes = (health, metrics_route, openapi, models, completions, chat_completions, tokenize)
-    for module in routes:
+    for module in (
+        *(health, metrics_route, openapi, models),
+        *(completions, chat_completions, anthropic_messages, responses, tokenize),
+    ):
         app.include_router(module.router)
     is_open = context.config.access.enable_operator_routes
     app.include_router(operator.router if is_open else operator.closed_router)

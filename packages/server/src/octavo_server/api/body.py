@@ -33,7 +33,7 @@ _MAX_SHOWN_VALUE = 80
 BODY_TIMEOUT = 120.0
 
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_NO_FIELD = re.compile(r"<[a-z ]+>|\[key\]")
+_NO_FIELD = re.compile(r"<[a-z_ ]+>|\[key\]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 

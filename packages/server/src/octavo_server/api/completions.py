@@ -160,11 +160,11 @@ class _CompletionFormat:
             for index, echo in enumerate(self._echoes)
         ]
 
-    def chunk(self, delta: OutputDelta) -> dict[str, Any] | None:
+    def chunks(self, delta: OutputDelta) -> list[dict[str, Any]]:
         """Write one delta."""
         shown = delta.text or delta.finish_reason or delta.logprobs or delta.prompt_logprobs
         if not shown and not (self._body.return_token_ids and delta.token_ids):
-            return None
+            return []
         extra: dict[str, Any] = (
             {"token_ids": delta.token_ids} if self._body.return_token_ids else {}
         )
@@ -176,9 +176,10 @@ class _CompletionFormat:
                 text = self._echoes[delta.index] + text
         if delta.logprobs is not None:
             logprobs = join_logprobs(logprobs, writer.answer(delta.logprobs))
-        return self._choice(
+        choice = self._choice(
             delta.index, text, logprobs, delta.finish_reason, delta.stop_reason, extra
         )
+        return [choice]
 
     def choice(self, output: CompletionOutput) -> dict[str, Any]:
         """Write a whole choice."""

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from octavo_core.config import EngineConfig
+from octavo_server.answer_parser import AnswerFormat
 from octavo_server.api.errors import ApiError
 from octavo_server.api.request_log import HTTPCounts
+from octavo_server.api.responses_store import ResponseStore
 from octavo_server.engine_client import EngineClient
 from octavo_server.grammar_checker import GrammarChecker
 from octavo_server.input_processor import InputProcessor
@@ -30,6 +32,7 @@ class LoadedModel:
         max_model_len: Most tokens of prompt and answer.
         sampling_defaults: Sampling fields from the model's generation_config.json.
         can_chat: False if there is no chat template, or none that works.
+        answer_format: How it writes calls of tools and reasoning.
     """
 
     name: str
@@ -38,6 +41,7 @@ class LoadedModel:
     input_processor: InputProcessor
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     can_chat: bool = True
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, name: str | None) -> None:
@@ -64,6 +68,7 @@ class ServerContext:
         config: All settings.
         model: None until start-up is done.
         drain: Set once the server takes no new requests.
+        responses: Answers of the Responses API that may be gone on from.
         num_open: Requests that need the engine and whose answers are not out yet.
         sleeping: True while the operator has it take no new requests.
         http: HTTP requests so far.
@@ -74,6 +79,7 @@ class ServerContext:
     config: EngineConfig = field(default_factory=EngineConfig)
     model: LoadedModel | None = None
     drain: asyncio.Event = field(default_factory=asyncio.Event)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     num_open: int = 0
     sleeping: bool = False
     http: HTTPCounts = field(default_factory=HTTPCounts)

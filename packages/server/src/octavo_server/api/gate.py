@@ -34,7 +34,7 @@ class AvailabilityGate:
             return
         reason = _why_closed(self._context) or self._why_asleep(scope["path"])
         if reason is not None:
-            await reason.response()(scope, receive, send)
+            await reason.response(scope["path"])(scope, receive, send)
             return
         self._context.num_open += 1
         try:

@@ -38,6 +38,8 @@ from octavo_core.sampling_params import (
     MAX_STOP_TOKEN_IDS,
 )
 from octavo_core.structured_outputs import MAX_CHOICES, MAX_STRUCTURED_OUTPUT_CHARS
+from octavo_server.api.json_object import JsonObject
+from octavo_server.tool_parsers.scanner import MAX_TOOL_NAME_CHARS
 
 MAX_TEXT_CHARS = 16 * 1024 * 1024
 MAX_NAME_CHARS = 1024
@@ -46,6 +48,7 @@ MAX_PROMPT_TOKENS = 4 * 1024 * 1024
 MAX_MESSAGES = 16384
 MAX_PARTS = 1024
 MAX_TOOL_CALLS = 128
+MAX_TOOLS = 512
 MAX_TEMPLATE_OPTIONS = 64
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -68,6 +71,8 @@ LogitBias = Annotated[
 NumTokens = Annotated[int, Field(ge=0, le=MAX_INT32)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 Integer = Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)]
+ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Each union says which branch a value is meant for, so that an error tells what is wrong
 # there. Tags stand in angle brackets, by which errors tell them from fields.
@@ -143,7 +148,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "detokenize": (True,),
     "spaces_between_special_tokens": (True,),
     "reasoning": (),
-    "reasoning_effort": ("none",),
     "thinking_token_budget": (),
     "enable_thinking": (),  # a variable of templates: it belongs into chat_template_kwargs
     "kv_transfer_params": (),
@@ -343,7 +347,11 @@ class GenerationRequest(StrictModel):
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
-    unsupported = _UNSUPPORTED | {"suffix": ("",), "prompt_embeds": ()}
+    unsupported = _UNSUPPORTED | {
+        "suffix": ("",),
+        "prompt_embeds": (),
+        "reasoning_effort": ("none",),
+    }
 
     prompt: Prompt
     echo: bool | None = None
@@ -403,6 +411,65 @@ class ToolCall(StrictModel):
     function: FunctionCall
 
 
+class Function(StrictModel):
+    """What the model may call: ``parameters`` is a JSON schema."""
+
+    name: ToolName
+    description: Text | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(StrictModel):
+    """A tool. Only functions can be served."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class NamedFunction(StrictModel):
+    """A function by its name."""
+
+    name: ToolName
+
+
+class NamedTool(StrictModel):
+    """The one tool that has to be called."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class AllowedTools(StrictModel):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(StrictModel):
+    """``{"type": "allowed_tools"}``: some of the tools may, or one of them has to be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _form_of_choice(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<word>"
+    if not isinstance(value, dict):
+        return None
+    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedTool, Tag("<named>")]
+    | Annotated[AllowedToolsChoice, Tag("<allowed>")],
+    _one_of(_form_of_choice, "none, auto, required or an object that names a function"),
+]
+
+
 class ChatMessage(StrictModel):
     """One turn of the conversation."""
 
@@ -411,21 +478,20 @@ class ChatMessage(StrictModel):
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: Name | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
 
 
 class ChatCompletionRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
     unsupported = _UNSUPPORTED | {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
         "web_search_options": (),
-        "continue_final_message": (False,),
         "chat_template": (),
         "documents": ([],),
         "add_special_tokens": (False,),
@@ -439,6 +505,12 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
     @model_validator(mode="after")
@@ -449,6 +521,45 @@ class ChatCompletionRequest(GenerationRequest):
         for name in ("max_completion_tokens", "max_tokens"):
             if getattr(self, name) == 0:
                 raise _InvalidField(f"{name} is 0; it must be at least 1", name)
+        return self
+
+    @model_validator(mode="after")
+    def check_final_message(self) -> ChatCompletionRequest:
+        """Refuse to go on from a message that the model did not begin."""
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise _InvalidField(
+                f"continue_final_message is true, but the last of the messages is of the role "
+                f"{self.messages[-1].role!r}; it must be the assistant's",
+                "continue_final_message",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise _InvalidField(
+                "continue_final_message and add_generation_prompt can't both be true",
+                "continue_final_message",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_tool_choice(self) -> ChatCompletionRequest:
+        """Refuse a choice among tools that are not there."""
+        names = {tool.function.name for tool in self.tools or ()}
+        match self.tool_choice:
+            case None | "none" | "auto":
+                chosen = []
+            case "required":
+                chosen = [] if names else [""]
+            case NamedTool(function=function):
+                chosen = [function.name]
+            case AllowedToolsChoice(allowed_tools=allowed):
+                chosen = [tool.function.name for tool in allowed.tools]
+        for name in chosen:
+            if name not in names:
+                what = f"names {name!r}" if name else "is 'required'"
+                raise _InvalidField(
+                    f"tool_choice {what}, but tools has "
+                    f"{', '.join(map(repr, sorted(names)[:8])) or 'none'}",
+                    "tool_choice",
+                )
         return self
 
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo_core.errors import InvalidRequestError
 from octavo_server.api.answers import DetokenizeAnswer, TokenizeAnswer
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import LoadedModel, context_of
@@ -19,8 +20,18 @@ from octavo_server.api.protocol import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter()
 
-# Names that `encode_chat` takes for itself, which a template option must not override.
-_RESERVED = frozenset({"self", "messages", "add_generation_prompt", "tools"})
+# Names that are ours, and that a request's template options must not override.
+_RESERVED = frozenset(
+    {
+        "self",
+        "messages",
+        "add_generation_prompt",
+        "tools",
+        "chat_template",
+        "bos_token",
+        "eos_token",
+    }
+)
 
 
 @router.post("/tokenize", **documented(body=TokenizeRequest, answer=TokenizeAnswer))
@@ -62,8 +73,15 @@ def _token_ids(body: TokenizeRequest, model: LoadedModel) -> list[int]:
             body.prompt, body.add_special_tokens is not False
         )
     options: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    reserved = sorted(_RESERVED & options.keys())
+    if reserved:
+        raise InvalidRequestError(
+            f"chat_template_kwargs has {reserved[0]!r}, which is not the request's to set; leave "
+            f"it out.",
+            field="chat_template_kwargs",
+        )
     return model.input_processor.encode_chat(
         to_template_messages(body.messages),
         add_generation_prompt=body.add_generation_prompt is not False,
-        **{name: value for name, value in options.items() if name not in _RESERVED},
+        **options,
     )
