@@ -281,6 +281,7 @@ class GenerationRequest(StrictModel):
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    include_timing: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     user: Name | None = None
