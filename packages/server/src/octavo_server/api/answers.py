@@ -231,3 +231,18 @@ class MessageErrorAnswer(Answer):
 
     type: Literal["error"]
     error: MessageErrorBody
+
+
+class TokenizeAnswer(Answer):
+    """Answer of ``POST /tokenize``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str | None] | None
+
+
+class DetokenizeAnswer(Answer):
+    """Answer of ``POST /detokenize``."""
+
+    prompt: str

@@ -16,6 +16,7 @@ from octavo_server.api import (
     openapi,
     operator,
     responses,
+    tokenize,
 )
 from octavo_server.api.auth import KeyCheck
 from octavo_server.api.context import ServerContext
@@ -42,7 +43,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.state.context = context
     for module in (
         *(health, metrics_route, openapi, models),
-        *(completions, chat_completions, responses, anthropic_messages),
+        *(completions, chat_completions, responses, anthropic_messages, tokenize),
     ):
         app.include_router(module.router)
     is_open = context.config.access.enable_operator_routes
