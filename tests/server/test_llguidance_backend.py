@@ -190,6 +190,12 @@ def test_bad_grammars_are_refused(fields: dict[str, str], backend: LLGuidanceBac
     assert len(caught.value.message) < 1000
 
 
+def test_a_grammar_that_explodes_is_the_requests_own_fault(backend: LLGuidanceBackend) -> None:
+    rules = "".join(f"r{i}: r{i + 1} r{i + 1}\n" for i in range(60))
+    with pytest.raises(InvalidRequestError, match="structured_outputs"):
+        backend.compile(StructuredOutputsParams(grammar=f'start: r0\n{rules}r60: "x"'))
+
+
 def test_forced_tokens_save_steps(backend: LLGuidanceBackend, walker: Walker) -> None:
     schema = SCHEMAS["moderation"]
     text, num_forced = walker.write(backend.compile(of_schema(schema)))
