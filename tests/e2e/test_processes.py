@@ -89,7 +89,7 @@ def test_a_killed_front_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_dead_engine_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
-    with running_server(log=tmp_path / "log") as server:
+    with running_server("--no-engine-restart", log=tmp_path / "log") as server:
         (engine,) = [pid for pid in server.processes if command_line(pid) == "octavo: engine"]
         subprocess.run(["kill", "-9", str(engine)], check=True)
         assert server.process.wait(timeout=20) != 0
@@ -97,7 +97,8 @@ def test_a_dead_engine_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
 
 
 def test_a_dead_worker_is_noticed_by_an_idle_server(tmp_path: Path) -> None:
-    with running_server("--distributed-executor-backend", "mp", log=tmp_path / "log") as server:
+    flags = ("--no-engine-restart", "--distributed-executor-backend", "mp")
+    with running_server(*flags, log=tmp_path / "log") as server:
         (worker,) = [pid for pid in server.processes if command_line(pid) == "octavo: worker 0"]
         os.kill(worker, signal.SIGKILL)
         assert server.process.wait(timeout=20) != 0

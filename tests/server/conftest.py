@@ -1,95 +1,16 @@
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from octavo_server.starter_model import starter_gguf
 from octavo_server.tokenizer import Tokenizer, load_tokenizer
-from support.scripted_engine import write_byte_model
+from support.front import FrontUnderTest
+from support.scripted_engine import SAY_TEMPLATE
 from support.tiny_models import write_folder, write_spm
-
-_MAIN = """
-import sys
-from octavo_core.config import resolve_config
-from octavo_core.errors import OctavoError
-from octavo_server import model_source
-from octavo_server.front import run_front
-from support import scripted_engine
-
-if __name__ == "__main__":
-    target, *pairs = sys.argv[1:]
-    if target == "slow_download":
-        model_source.resolve_model = scripted_engine.slow_download
-        target = "run_slow_start"
-    config = resolve_config(dict(pair.split("=", 1) for pair in pairs))
-    try:
-        sys.exit(run_front(config, getattr(scripted_engine, target)))
-    except OctavoError as error:
-        sys.exit(f"error: {error}")
-"""
-
-
-class FrontUnderTest:
-    """A whole front process on a scripted engine."""
-
-    def __init__(self, folder: Path, target: str, **settings: object) -> None:
-        main = folder / "front_main.py"
-        main.write_text(_MAIN)
-        model = write_byte_model(folder / "model")
-        values = {"model": model, "served_model_name": "bytes", "port": 0, **settings}
-        self.stderr_path = folder / "stderr"
-        paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-        with self.stderr_path.open("w") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, main, target, *(f"{k}={v}" for k, v in values.items())],
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            )
-        self.announcement = ""
-        self.url = ""
-
-    def wait_ready(self) -> FrontUnderTest:
-        assert self.process.stdout is not None
-        self.announcement = self.process.stdout.readline() + self.process.stdout.readline()
-        assert "http://" in self.announcement, self.stderr
-        self.url = self.announcement.splitlines()[0].split()[-1]
-        return self
-
-    @property
-    def stderr(self) -> str:
-        return self.stderr_path.read_text()
-
-    def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            return self.process.wait(timeout=20)
-        finally:
-            self.process.kill()
-            assert self.process.stdout is not None
-            self.process.stdout.close()
-
-    def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=20, **kwargs)
-
-    def events(self, path: str, body: dict[str, Any]) -> list[Any]:
-        """Stream a request, check the frame around it, and return its events."""
-        response = self.post(path, body | {"stream": True})
-        assert response.status_code == 200, response.text
-        assert response.headers["content-type"].startswith("text/event-stream")
-        *events, done, rest = response.text.split("\n\n")
-        assert (done, rest) == ("data: [DONE]", "")
-        return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +25,26 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
         running.stop()
 
 
-@pytest.fixture
-def start_front(tmp_path: Path) -> Iterator[Any]:
-    """Start a front with its own settings; all are stopped after the test."""
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    """A front whose model says what it is told to, with calls as Hermes and Qwen write them."""
+    running = FrontUnderTest(
+        tmp_path_factory.mktemp("talker"),
+        "run_scripted_engine",
+        model={"chat_template": SAY_TEMPLATE, "max_position_embeddings": 8192},
+        max_num_queued_reqs=64,
+    )
+    try:
+        yield running.wait_ready()
+    finally:
+        running.stop()
+
+
+def _fronts(parent: Path) -> Iterator[Any]:
     started: list[FrontUnderTest] = []
 
     def start(target: str = "run_scripted_engine", **settings: object) -> FrontUnderTest:
-        folder = tmp_path / f"front{len(started)}"
+        folder = parent / f"front{len(started)}"
         folder.mkdir()
         started.append(FrontUnderTest(folder, target, **settings))
         return started[-1]
@@ -118,6 +52,18 @@ def start_front(tmp_path: Path) -> Iterator[Any]:
     yield start
     for front in started:
         front.stop()
+
+
+@pytest.fixture
+def start_front(tmp_path: Path) -> Iterator[Any]:
+    """Start a front with its own settings; all are stopped after the test."""
+    yield from _fronts(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def start_shared_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Start a front with its own settings for the tests of one file."""
+    yield from _fronts(tmp_path_factory.mktemp("fronts"))
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from octavo_core.errors import (
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreRequest
+from octavo_server import engine_client
 from octavo_server.engine_client import EngineClient, EngineState, Generation, join_deltas
 from octavo_server.engine_process import EngineProcess
 from octavo_server.input_processor import InputProcessor
@@ -93,6 +94,24 @@ async def test_a_slow_reader_gets_joined_deltas(tmp_path: Path) -> None:
         assert delta.finish_reason == "stop"
         assert delta.logprobs is not None
         assert len(delta.logprobs) == len(delta.token_ids) == len(prompt) + 1
+
+
+async def test_a_reader_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: Any) -> None:
+    """What waits for it is dropped, and its places are free: n=2, of which one is enough."""
+    monkeypatch.setattr(engine_client, "MAX_PENDING_BYTES", 100_000)
+    async with running_client(tmp_path) as client:
+        await client.wait_ready()
+        params = {"logprobs": 20, "n": 2}
+        generation = client.generate("r", requests(tmp_path, "r", "slow" * 60, **params))
+        while client.num_in_flight:
+            await asyncio.sleep(0.02)
+            waiting = [d for deltas in generation._pending.values() for d in deltas]
+            assert sum(len(d.logprobs or ()) for d in waiting) <= 100_000 / (21 * 220) + 1
+        with pytest.raises(RequestFailedError, match="100000 bytes"):
+            await text_of(generation)
+        # Who reads gets all of it, however much it is.
+        generation = client.generate("s", requests(tmp_path, "s", "fast" * 60, **params))
+        assert len(await text_of(generation)) == 2 * 240
 
 
 async def test_closing_aborts_exactly_once(tmp_path: Path, monkeypatch: Any) -> None:

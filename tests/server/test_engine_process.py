@@ -38,8 +38,13 @@ class FrontEnd:
         self._identity = b""
 
     def receive(self) -> wire.ToFront:
-        self._identity, frame = self._socket.recv_multipart()
-        return wire.decode_to_front(frame)
+        """Return the next message that is no heartbeat."""
+        while True:
+            identity, frame = self._socket.recv_multipart()
+            message = wire.decode_to_front(frame)
+            if not isinstance(message, wire.Heartbeat):
+                self._identity = identity
+                return message
 
     def receive_until(self, kind: type) -> wire.ToFront:
         while not isinstance(message := self.receive(), kind):

@@ -121,7 +121,7 @@ def test_an_engine_that_dies_while_it_starts(start_front: Any) -> None:
 
 
 def test_an_engine_that_dies_ends_every_stream_and_the_server(start_front: Any) -> None:
-    front = start_front().wait_ready()
+    front = start_front(engine_restart="false").wait_ready()
     pids = processes(front)
     body = {"prompt": "slow" * 100, "max_tokens": 400, "stream": True}
     with httpx.stream("POST", front.url + "/v1/completions", json=body, timeout=20) as response:

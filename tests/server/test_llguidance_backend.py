@@ -66,6 +66,13 @@ def test_what_cannot_be_enforced_is_named(name: str, backend: LLGuidanceBackend)
         backend.compile(of_schema(schema))
 
 
+@pytest.mark.parametrize("name", UNSUPPORTED.keys() - {"other_document", "look_ahead"})
+def test_a_lenient_schema_ignores_it(name: str, backend: LLGuidanceBackend) -> None:
+    schema, _ = UNSUPPORTED[name]
+    assert isinstance(schema, dict)
+    assert backend.compile(of_schema(schema | {"x-guidance": {"lenient": True}}))
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_no_schema_is_refused_with_its_place(name: str, backend: LLGuidanceBackend) -> None:
     """G01, G03 and X07."""

@@ -17,7 +17,7 @@ from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import ModelSpec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from octavo_core.wire import EngineCoreRequest
+from octavo_core.wire import EngineCoreRequest, TokenLogprobs
 from support.fake_grammar import FakeMatcher
 
 VOCAB_SIZE = 1000
@@ -170,6 +170,7 @@ class FakeExecutor:
         self._names: dict[int, str] = {}  # by slot
         self._token_ids: dict[int, list[int]] = {}
         self._block_tables: dict[int, list[list[int]]] = {}
+        self._reported: dict[int, int] = {}  # prompts to report on, and their length
         self._due: deque[tuple[SchedulerOutput, LazyFuture]] = deque()
         self._grammars: dict[int, GrammarOutput] = {}  # by step
         self.num_masks = 0
@@ -247,11 +248,13 @@ class FakeExecutor:
                     require(place not in written, "one cache slot written twice in a step")
                     written.add(place)
                     self.cache[place] = self._token_ids[slot][position]
+        reports = {index: self._report(*row) for index, row in enumerate(rows)}
         masks = _masks_by_slot(self._grammars.pop(step.step_id, None))
         self.num_masks += len(masks)
         sampled = [self._sample(*row, masks.pop(row[0], None)) for row in rows]
         require(not masks, "a mask for a slot that samples nothing")
-        return ModelRunnerOutput(step.step_id, sampled)
+        given = {index: entries for index, entries in reports.items() if entries}
+        return ModelRunnerOutput(step.step_id, sampled, {}, given)
 
     def _fail(self) -> None:
         self.fail_next_step = False
@@ -273,6 +276,10 @@ class FakeExecutor:
             self._names[request.slot] = request.request_id
             self._token_ids[request.slot] = list(request.token_ids)
             self._block_tables[request.slot] = [list(table) for table in request.block_tables]
+            self._reported.pop(request.slot, None)
+            wanted = request.sampling_params.prompt_logprobs
+            if wanted is not None and len(request.token_ids) == request.num_prompt_tokens:
+                self._reported[request.slot] = request.num_prompt_tokens
         for slot, block_ids in step.new_block_ids:
             for table, added in zip(self._block_tables.get(slot, []), block_ids, strict=False):
                 table += added  # no table is there if a step before this one has failed
@@ -310,6 +317,14 @@ class FakeExecutor:
                 target.pop((target_block, offset), None)
             else:
                 target[target_block, offset] = content
+
+    def _report(self, slot: int, count: int, start: int) -> list[TokenLogprobs]:
+        """Report on the prompt tokens that follow those computed: their rank is their position."""
+        end = min(start + count, self._reported.get(slot, 0) - 1)
+        return [
+            TokenLogprobs([self._token_ids[slot][position + 1]], [-1.0], position + 1)
+            for position in range(start, end)
+        ]
 
     def _sample(self, slot: int, count: int, start: int, allowed: list[int] | None) -> int:
         token_ids = self._token_ids[slot]

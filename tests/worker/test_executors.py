@@ -154,6 +154,22 @@ def test_death_of_the_worker_fails_futures_and_health(make_config, tiny_folder, 
     assert not psutil.pid_exists(pid)
 
 
+def test_a_worker_that_is_stopped_counts_as_dead(make_config, tiny_folder, drive):
+    executor = _start(
+        make_config, tiny_folder, distributed_executor_backend="mp", heartbeat_timeout=0.8
+    )
+    try:
+        executor.check_health()
+        os.kill(executor._process.pid, signal.SIGSTOP)
+        executor.execute_model(drive.step([]))
+        with pytest.raises(EngineDeadError, match=r"no sign of life for 0\.8 seconds"):
+            executor.sample_tokens(None).result(timeout=20)
+        with pytest.raises(EngineDeadError):
+            executor.check_health()
+    finally:
+        executor.shutdown()
+
+
 @pytest.mark.parametrize("stopped", [False, True], ids=["at once", "hanging"])
 def test_shutdown_leaves_no_process_even_while_loading(make_config, tiny_folder, stopped):
     before = {child.pid for child in psutil.Process().children()}

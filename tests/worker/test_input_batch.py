@@ -49,7 +49,7 @@ def test_a_story_of_two_requests(drive):
     flat = runner.prepare_input(following)
     assert flat.input_ids.tolist() == [32, 16, 17, 18, 19]
     assert flat.positions.tolist() == [2, 6, 7, 8, 9]
-    metadata = flat.metadata
+    (metadata,) = flat.metadata
     assert metadata.query_start_loc.tolist() == metadata.host_query_start_loc == [0, 1, 5]
     assert metadata.seq_lens.tolist() == metadata.host_seq_lens == [3, 10]
     assert metadata.slot_mapping.tolist() == [30, 2 * 4 + 2, 2 * 4 + 3, 0, 1]
@@ -102,8 +102,8 @@ def test_tables_widen_and_keep_what_they_hold(drive):
     batch.apply(drive.step([], blocks=[(1, [64, 99])]))
     assert batch.token_ids[1, : batch.num_tokens[1]].tolist() == [*first, 77]
     assert batch.token_ids[2, : batch.num_tokens[2]].tolist() == long
-    assert batch.block_table[1, : batch.num_blocks[1]].tolist() == [*range(65), 99]
-    assert batch.block_table[2, : batch.num_blocks[2]].tolist() == list(range(500))
+    assert batch.block_tables[0][1, : batch.num_blocks[1]].tolist() == [*range(65), 99]
+    assert batch.block_tables[0][2, : batch.num_blocks[2]].tolist() == list(range(500))
 
 
 def test_parameters_of_a_slot_are_replaced(drive):

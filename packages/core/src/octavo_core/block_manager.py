@@ -161,9 +161,10 @@ class BlockManager:
     def find_cached_prefix(self, request: Request) -> CachedPrefix:
         """Find the longest known prefix of a request.
 
-        At least one token is left to compute, since its logits are needed.
+        At least one token is left to compute, since its logits are needed; and all are, where
+        the prompt's log-probabilities were asked for.
         """
-        if not self._enable_prefix_caching:
+        if not self._enable_prefix_caching or request.prompt_logprobs is not None:
             return CachedPrefix(0, [[] for _ in self.groups])
         num_blocks = (len(request.token_ids) - 1) // self.block_size
         extend_block_hashes(request, self.block_size, num_blocks)

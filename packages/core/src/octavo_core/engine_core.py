@@ -244,7 +244,7 @@ class EngineCore:
 
     def _fill_batch_queue(self) -> None:
         while len(self._batch_queue) < self._batch_queue_size:
-            scheduler_output = self.scheduler.schedule()
+            scheduler_output = self.scheduler.schedule(time.time())
             if scheduler_output is None:
                 return
             try:

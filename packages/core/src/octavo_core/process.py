@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -49,3 +50,58 @@ def start_without_interrupts(process: BaseProcess) -> None:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# A process counts as dead after so many heartbeats in a row that did not come.
+BEATS_PER_TIMEOUT = 8
+
+
+def start_heartbeat(timeout: float, beat: Callable[[], None]) -> threading.Event:
+    """Call `beat` often enough that nobody who waits `timeout` seconds gives this process up.
+
+    The beats come from a thread of their own, so that a step of a minute does not delay them:
+    whatever computes that long does so without the interpreter's lock. What stops them is what
+    stops the process: a signal, or a debugger.
+
+    Args:
+        timeout: Seconds, the one that the `HeartbeatMonitor` at the other end has.
+        beat: Sends one sign of life; called in that thread.
+
+    Returns:
+        An event; set it to end the thread.
+    """
+    stopped = threading.Event()
+
+    def run() -> None:
+        while not stopped.wait(timeout / BEATS_PER_TIMEOUT):
+            beat()
+
+    threading.Thread(target=run, name="heartbeat", daemon=True).start()
+    return stopped
+
+
+class HeartbeatMonitor:
+    """Tells whether a process still gives signs of life.
+
+    It counts its owner's own ticks instead of reading a clock: an owner that was itself
+    stopped for an hour has missed one tick, not an hour of beats.
+
+    Args:
+        timeout: Seconds without a beat after which the process counts as dead.
+
+    Attributes:
+        interval: Seconds between two ticks.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.interval = timeout / BEATS_PER_TIMEOUT
+        self._num_missed = 0
+
+    def beat(self) -> None:
+        """Take note of a sign of life."""
+        self._num_missed = 0
+
+    def tick(self) -> bool:
+        """Count one interval; return False once the process counts as dead."""
+        self._num_missed += 1
+        return self._num_missed <= BEATS_PER_TIMEOUT

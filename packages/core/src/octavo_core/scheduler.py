@@ -54,6 +54,7 @@ class _Step:
 
     Attributes:
         budget: Tokens that may still be scheduled.
+        now: When it is scheduled, in seconds since the epoch.
         requests, counts, starts: Who computes how many tokens from which position on.
         admitted: Those that enter a slot, with what the prefix cache had for them.
         added: Blocks for those that were in their slot before.
@@ -71,14 +72,16 @@ class _Step:
         "freed_slots",
         "has_grammars",
         "has_preempted",
+        "now",
         "requests",
         "starts",
         "step_id",
     )
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, now: float) -> None:
         self.step_id = 0
         self.budget = budget
+        self.now = now
         self.requests: list[Request] = []
         self.counts: list[int] = []
         self.starts: list[int] = []
@@ -261,17 +264,20 @@ class Scheduler:
 
     # One step
 
-    def schedule(self) -> SchedulerOutput | None:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
         """Choose the tokens of the next step and give them their blocks.
 
         Tokens count as computed from here on.
+
+        Args:
+            now: Seconds since the epoch, which only reports carry.
 
         Returns:
             The step, or None if there is nothing to compute before a step in flight is
             complete. With none in flight and a request unfinished there always is: the
             oldest can preempt all others, and alone it fits.
         """
-        step = _Step(self._max_num_batched_tokens)
+        step = _Step(self._max_num_batched_tokens, now)
         if self._bisection:
             self._schedule_suspects(step)
         if not self._bisection:
@@ -314,6 +320,8 @@ class Scheduler:
         assert step.step_id == output.step_id, f"step {output.step_id} is not the oldest in flight"
         outputs: list[EngineCoreOutput] = []
         has_ended = False
+        if output.prompt_logprobs:
+            _collect_prompt_logprobs(step, output)
         for request, token_id in zip(step.requests, output.sampled_token_ids, strict=True):
             if token_id < 0:
                 continue
@@ -331,7 +339,8 @@ class Scheduler:
                     self._finish(request)
                     outputs.append(_last_output(request, token_id))
                     continue
-            elif request.num_cached_tokens and len(token_ids) == request.num_prompt_tokens + 1:
+            elif request.report_due:
+                request.report_due = False
                 outputs.append(_first_output(request, token_id))
                 continue
             outputs.append(EngineCoreOutput(request.request_id, [token_id]))
@@ -450,8 +459,10 @@ class Scheduler:
             return False
         request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
-        if request.num_preemptions == 0:
+        if request.num_preemptions == 0 and request.num_output_tokens == 0:
             request.num_cached_tokens = min(start, request.num_prompt_tokens)
+            request.scheduled_time = step.now
+        request.report_due = True
         self._num_queued_tokens -= len(request.token_ids)
         self._running.append(request)
         step.admitted.append((request, prefix))
@@ -738,7 +749,12 @@ def _new_request_data(request: Request, prefix: CachedPrefix) -> NewRequestData:
 
 def _first_output(request: Request, token_id: int) -> EngineCoreOutput:
     return EngineCoreOutput(
-        request.request_id, [token_id], num_cached_tokens=request.num_cached_tokens
+        request.request_id,
+        [token_id],
+        num_cached_tokens=request.num_cached_tokens,
+        prompt_logprobs=request.take_prompt_logprobs(),
+        scheduled_time=request.scheduled_time,
+        num_preemptions=request.num_preemptions,
     )
 
 
@@ -749,7 +765,24 @@ def _last_output(request: Request, token_id: int) -> EngineCoreOutput:
         request.status.finish_reason,
         request.stop_reason,
         num_cached_tokens=request.num_cached_tokens,
+        prompt_logprobs=request.take_prompt_logprobs(),
+        scheduled_time=request.scheduled_time,
+        num_preemptions=request.num_preemptions,
     )
+
+
+def _collect_prompt_logprobs(step: _Step, output: ModelRunnerOutput) -> None:
+    """Keep what a step tells about prompts until their first token.
+
+    A prompt that was preempted half-way is computed once more: what is known already of it
+    is left out.
+    """
+    for index, entries in output.prompt_logprobs.items():
+        request = step.requests[index]
+        if request.prompt_logprobs is not None:
+            num_known = len(request.prompt_logprobs) - step.starts[index]
+            assert num_known >= 0, "a prompt's log-probabilities have a gap"
+            request.prompt_logprobs += entries[num_known:]
 
 
 def _with_logprobs(

@@ -95,8 +95,11 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True):
         sampled_token_ids: For each of ``SchedulerOutput.slots`` the sampled token, or
             -1 where the prompt is not finished yet.
         logprobs: Index into ``slots`` to log-probabilities, for rows that asked.
+        prompt_logprobs: The same for the prompt tokens that follow those computed: the
+            first entry is for position ``num_computed_tokens + 1``.
     """
 
     step_id: int
     sampled_token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = {}
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}

@@ -12,6 +12,7 @@ that a reader of the same `WIRE_VERSION` can skip what it does not know.
       │ ── Ready ──────────────────▶ │   limits that start-up found
       │ ◀── AddRequest, AbortRequests, UtilityCall, Shutdown
       │ ── EngineCoreOutputs, UtilityResult ─▶
+      │ ── Heartbeat (for ever) ───▶ │   the process is not stopped
       │ ── Failed ─────────────────▶ │   the last word of an engine that can't go on
 """
 
@@ -102,6 +103,11 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
             first token and with the last output.
         error: What went wrong, with finish_reason ``error``; for a person to read.
         error_kind: Name of the class of `octavo_core.errors` that the front raises.
+        prompt_logprobs: One entry for each prompt token but the first, if they were asked
+            for; in the first output.
+        scheduled_time: When the request first ran, in seconds since the epoch; told with
+            `num_preemptions` in the first output after it was admitted, and in the last one.
+        num_preemptions: How often it had to go back in line so far.
     """
 
     request_id: str
@@ -112,6 +118,9 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
     num_cached_tokens: int = 0
     error: str | None = None
     error_kind: str | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    scheduled_time: float = 0.0
+    num_preemptions: int = 0
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, array_like=True):
@@ -213,8 +222,12 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     field: str | None = None
 
 
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life. It comes from a socket, and so with an identity, of its own."""
+
+
 ToEngine = Configure | AddRequest | AbortRequests | UtilityCall | Shutdown
-ToFront = Hello | Loading | Ready | EngineCoreOutputs | UtilityResult | Failed
+ToFront = Hello | Loading | Ready | EngineCoreOutputs | UtilityResult | Failed | Heartbeat
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)

@@ -7,6 +7,7 @@ idle engine uses no CPU.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import logging
@@ -16,6 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,7 +31,12 @@ from octavo_core.config import EngineConfig
 from octavo_core.errors import UserError
 from octavo_core.executor import ProgressCallback
 from octavo_core.kv_events import KVEvent
-from octavo_core.process import exit_with_parent, start_without_interrupts
+from octavo_core.process import (
+    BEATS_PER_TIMEOUT,
+    exit_with_parent,
+    start_heartbeat,
+    start_without_interrupts,
+)
 from octavo_server import __version__
 from octavo_server.kv_event_publisher import KVEventPublisher
 from octavo_server.logging_setup import configure_logging
@@ -118,7 +125,9 @@ def serve_engine(
         if config.cache.kv_events_endpoint is not None:
             publisher = KVEventPublisher(config.cache.kv_events_endpoint)
         engine = build(config)
-        link.send(engine.start(link.report_progress))
+        ready = engine.start(link.report_progress)
+        link.start_heartbeat(config.parallel.heartbeat_timeout)
+        link.send(ready)
         # While it loads, SIGTERM ends the process at once. Now the front decides: a service
         # manager that signals all processes must not cut off answers that the front waits for.
         _ignore_sigterm()
@@ -149,9 +158,12 @@ class FrontLink:
     """
 
     def __init__(self, address: str) -> None:
+        self._address = address
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.connect(address)
+        self._heart: threading.Event | None = None
+        self._heart_socket: zmq.Socket[bytes] | None = None
 
     def receive_config(self) -> EngineConfig:
         """Wait for the front's answer to `Hello`."""
@@ -178,8 +190,32 @@ class FrontLink:
             return None
         return wire.decode_to_engine(frame)
 
+    def start_heartbeat(self, timeout: float) -> None:
+        """Tell the front from now on that this process runs, whatever a step takes.
+
+        Args:
+            timeout: Seconds after which the front gives a silent engine up.
+        """
+        # A socket belongs to one thread, so the heart has its own. A front that doesn't read
+        # must not make beats pile up.
+        self._heart_socket = self._context.socket(zmq.DEALER)
+        self._heart_socket.set(zmq.SNDHWM, BEATS_PER_TIMEOUT)
+        self._heart_socket.connect(self._address)
+        frame = wire.encode(wire.Heartbeat())
+        heart_socket = self._heart_socket
+
+        def beat() -> None:
+            # Full, or closed in the meantime: nobody waits for this one.
+            with contextlib.suppress(zmq.ZMQError):
+                heart_socket.send(frame, zmq.NOBLOCK)
+
+        self._heart = start_heartbeat(timeout, beat)
+
     def close(self) -> None:
         """Send what is left, for at most a second, and close."""
+        if self._heart is not None and self._heart_socket is not None:
+            self._heart.set()
+            self._heart_socket.close(linger=0)
         self._socket.close(linger=1000)
         self._context.term()
 
@@ -280,6 +316,30 @@ class EngineProcess:
             self.process.kill()
             self.process.join()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class EngineSpawner:
+    """Starts engine processes, one after the other, and ends the last one.
+
+    Args:
+        log_level: Least severe line that the engines log.
+        target: What their processes run.
+    """
+
+    def __init__(self, log_level: str, target: EngineTarget) -> None:
+        self._log_level = log_level
+        self._target = target
+        self._last: EngineProcess | None = None
+
+    def spawn(self) -> EngineProcess:
+        """Start an engine process. The one before has ended."""
+        self._last = EngineProcess(self._log_level, self._target)
+        return self._last
+
+    def end(self) -> None:
+        """Kill the last process, if it is still there, and clean up."""
+        if self._last is not None:
+            self._last.end(grace=0.0)
 
 
 def _make_private_directory() -> Path:

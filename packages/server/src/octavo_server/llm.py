@@ -19,6 +19,8 @@ from itertools import count
 from types import FrameType, TracebackType
 from typing import Any
 
+import msgspec
+
 # tqdm ships no types.
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -32,6 +34,7 @@ from octavo_server.grammar_compilers import make_grammar_compiler
 from octavo_server.input_processor import InputProcessor
 from octavo_server.model_source import resolve_model
 from octavo_server.output_processor import OutputProcessor
+from octavo_server.position_logprobs import to_prompt_positions
 from octavo_server.request_output import OutputAccumulator, OutputDelta, RequestOutput
 from octavo_server.sampling_defaults import read_sampling_defaults
 from octavo_server.tokenizer import load_tokenizer
@@ -191,7 +194,16 @@ class LLM:
             except BaseException:
                 self._abort(jobs)
                 raise
-        return [job.accumulator.result() for job in jobs]
+        return [self._result(job) for job in jobs]
+
+    def _result(self, job: _Job) -> RequestOutput:
+        result = job.accumulator.result()
+        num_top = job.requests[0].sampling_params.prompt_logprobs
+        entries = result.outputs[0].prompt_logprobs
+        if num_top is None or entries is None:
+            return result
+        positions = to_prompt_positions(self.tokenizer, entries, num_top)
+        return msgspec.structs.replace(result, prompt_logprobs=positions)
 
     def _params_for(self, items: Sequence[Any], params: Params) -> Sequence[SamplingParams]:
         if isinstance(params, SamplingParams):

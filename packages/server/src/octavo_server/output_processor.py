@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from octavo_server.detokenizer import Detokenizer
-from octavo_server.request_output import (
-    OutputDelta,
-    OutputError,
-    PositionLogprob,
-    PositionLogprobs,
-)
+from octavo_server.position_logprobs import to_position
+from octavo_server.request_output import OutputDelta, OutputError, PositionLogprobs
 from octavo_server.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class OutputProcessor:
@@ -55,7 +55,11 @@ class OutputProcessor:
             choice = self._choices.get(output.request_id)
             if choice is None:
                 continue
-            delta = choice.process(output)
+            try:
+                delta = choice.process(output)
+            except Exception:  # it is this choice's alone
+                logger.exception("The output of request %s can't be processed", output.request_id)
+                delta = choice.failure(output)
             deltas.append(delta)
             if delta.finish_reason is not None:
                 del self._choices[output.request_id]
@@ -85,6 +89,22 @@ class _Choice:
             return self._delta(output, "", len(output.new_token_ids))
         text, num_taken = self._detokenize(self._detokenizer, output)
         return self._delta(output, text, num_taken)
+
+    def failure(self, output: EngineCoreOutput) -> OutputDelta:
+        """Return the last delta of a choice whose output can't be shown."""
+        return OutputDelta(
+            request_id=self._request_id,
+            index=self._index,
+            text="",
+            token_ids=[],
+            finish_reason="error",
+            num_prompt_tokens=self._num_prompt_tokens,
+            error=OutputError(
+                "RequestFailedError",
+                f"Request {output.request_id} failed while its tokens were turned into text; the "
+                f"server's log has more.",
+            ),
+        )
 
     def _detokenize(self, detokenizer: Detokenizer, output: EngineCoreOutput) -> tuple[str, int]:
         """Return the new text, and how many tokens there are up to a stop string."""
@@ -131,6 +151,9 @@ class _Choice:
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=output.num_cached_tokens,
             error=error,
+            prompt_logprobs=output.prompt_logprobs,
+            scheduled_time=output.scheduled_time,
+            num_preemptions=output.num_preemptions,
         )
 
     def _logprobs(
@@ -138,16 +161,8 @@ class _Choice:
     ) -> list[PositionLogprobs] | None:
         if logprobs is None or self._params.logprobs is None:
             return None
-        return [self._position(position) for position in logprobs[:num_taken]]
-
-    def _position(self, position: TokenLogprobs) -> PositionLogprobs:
-        pairs = zip(position.token_ids, position.logprobs, strict=True)
-        chosen, *top = [self._one(token_id, logprob) for token_id, logprob in pairs]
-        return PositionLogprobs(chosen, top[: self._params.logprobs], position.rank)
-
-    def _one(self, token_id: int, logprob: float) -> PositionLogprob:
-        token_bytes = self._tokenizer.token_bytes(token_id) or b""
-        return PositionLogprob(token_id, token_bytes.decode(errors="replace"), token_bytes, logprob)
+        num_top = self._params.logprobs
+        return [to_position(self._tokenizer, entry, num_top) for entry in logprobs[:num_taken]]
 
 
 def _make_detokenizer(tokenizer: Tokenizer, params: SamplingParams) -> Detokenizer:

@@ -1,7 +1,8 @@
 """What an engine and its worker process say to each other: msgpack of tagged structs.
 
 Commands are carried out in order. Each but `Execute` gets one final reply
-(`Loaded`, `Done`, `Sampled` or `Failure`); `Progress` may come before it.
+(`Loaded`, `Done`, `Sampled` or `Failure`); `Progress` may come before it, and `Heartbeat` at
+any time.
 """
 
 from __future__ import annotations
@@ -83,10 +84,14 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     field: str | None = None
 
 
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life of the worker's process. It answers nothing."""
+
+
 Command = (
     LoadModel | DetermineAvailableMemory | InitializeKVCache | WarmUp | Execute | Sample | Stop
 )
-Reply = Progress | Loaded | Done | Sampled | Failure
+Reply = Progress | Loaded | Done | Sampled | Failure | Heartbeat
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

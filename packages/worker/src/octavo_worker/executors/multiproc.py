@@ -19,7 +19,7 @@ from octavo_core.config import EngineConfig
 from octavo_core.errors import EngineDeadError
 from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import ModelSpec
-from octavo_core.process import start_without_interrupts
+from octavo_core.process import HeartbeatMonitor, start_without_interrupts
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from octavo_worker.executors import messages
 from octavo_worker.executors.worker_process import run_worker
@@ -62,6 +62,8 @@ class MultiprocExecutor:
         self._lock = threading.Lock()
         self._calls: deque[_Call] = deque()
         self._death: str | None = None
+        self._heartbeat_timeout = config.parallel.heartbeat_timeout
+        self._is_serving = False  # importing and loading may hold the interpreter for long
         # Mode 0700. Removed at the latest when this process ends, should nobody shut us down.
         self._folder = tempfile.TemporaryDirectory(prefix="octavo-", ignore_cleanup_errors=True)
         self._context = zmq.Context()
@@ -141,6 +143,7 @@ class MultiprocExecutor:
     def warm_up(self, on_progress: ProgressCallback) -> None:
         """Compile what is not compiled yet, and run each kind of work once."""
         self._call(messages.WarmUp(), on_progress)
+        self._is_serving = True
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Start the forward pass of one step."""
@@ -217,22 +220,31 @@ class MultiprocExecutor:
         poller = zmq.Poller()
         poller.register(replies, zmq.POLLIN)
         poller.register(self._process.sentinel, zmq.POLLIN)
+        monitor = HeartbeatMonitor(self._heartbeat_timeout)
         alive = True
+        silence = ""
         try:
             while alive:
-                alive = self._process.sentinel not in dict(poller.poll())
+                ready = dict(poller.poll(int(monitor.interval * 1000)))
+                alive = self._process.sentinel not in ready
                 # After the end, what it still said is read before it is declared dead.
                 while replies.poll(0 if alive else 100):
+                    monitor.beat()
                     self._take(messages.decode_reply(replies.recv()))
+                if not ready and not monitor.tick() and self._is_serving and not silence:
+                    silence = f": it gave no sign of life for {self._heartbeat_timeout:g} seconds"
+                    self._process.kill()
         except Exception:
             # Nobody else reads replies, so calls would wait for ever.
             logger.exception("a reply of worker 0 can't be read; ending it")
             self._process.kill()
         replies.close()
         self._process.join()
-        self._declare_dead()
+        self._declare_dead(silence)
 
     def _take(self, reply: messages.Reply) -> None:
+        if isinstance(reply, messages.Heartbeat):
+            return
         with self._lock:
             call = self._calls[0]
             if not isinstance(reply, messages.Progress):
@@ -245,13 +257,13 @@ class MultiprocExecutor:
             call.future.set_result(reply)
             call.progress.put(None)
 
-    def _declare_dead(self) -> None:
+    def _declare_dead(self, why: str) -> None:
         exit_code = self._process.exitcode
         how = f"exit code {exit_code}"
         if exit_code is not None and exit_code < 0:
             how = f"signal {signal.Signals(-exit_code).name}"
         with self._lock:
-            self._death = f"worker 0 (process {self._process.pid}) has ended with {how}"
+            self._death = f"worker 0 (process {self._process.pid}) has ended with {how}{why}"
             calls, self._calls = list(self._calls), deque()
         for call in calls:
             _fail(call, EngineDeadError(self._death))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from setproctitle import setproctitle
 
 from octavo_core.config import EngineConfig
 from octavo_core.model_spec import ModelSpec
-from octavo_core.process import exit_with_parent
+from octavo_core.process import BEATS_PER_TIMEOUT, exit_with_parent, start_heartbeat
 from octavo_worker.executors import messages
 
 logger = logging.getLogger(__name__)
@@ -37,20 +38,36 @@ def run_worker(
         commands.linger, replies.linger = 0, 1000
         commands.bind(commands_address)
         replies.connect(replies_address)
+        decoded = msgspec.msgpack.decode(config, type=EngineConfig)
+        # A socket belongs to one thread, and beats come from one of their own.
+        beats = context.socket(zmq.PUSH)
+        beats.linger, beats.sndhwm = 0, BEATS_PER_TIMEOUT
+        beats.connect(replies_address)
+        heart = start_heartbeat(decoded.parallel.heartbeat_timeout, lambda: _beat(beats))
         try:
-            _WorkerProcess(rank, replies, config, spec).serve(commands)
+            _WorkerProcess(rank, replies, decoded, spec).serve(commands)
         finally:
+            heart.set()
+            beats.close()
             commands.close()
             replies.close()
+
+
+def _beat(beats: zmq.Socket[bytes]) -> None:
+    # Full, or closed in the meantime: nobody waits for this one.
+    with contextlib.suppress(zmq.ZMQError):
+        beats.send(messages.encode(messages.Heartbeat()), zmq.NOBLOCK)
 
 
 class _WorkerProcess:
     """A worker and the socket that its replies go to."""
 
-    def __init__(self, rank: int, replies: zmq.Socket[bytes], config: bytes, spec: bytes) -> None:
+    def __init__(
+        self, rank: int, replies: zmq.Socket[bytes], config: EngineConfig, spec: bytes
+    ) -> None:
         self._rank = rank
         self._replies = replies
-        self._config = msgspec.msgpack.decode(config, type=EngineConfig)
+        self._config = config
         self._spec = msgspec.msgpack.decode(spec, type=ModelSpec)
 
     def serve(self, commands: zmq.Socket[bytes]) -> None:

@@ -1,0 +1,114 @@
+"""Promise: a process that is stopped is noticed within 10 s, and one that computes is left alone.
+
+A stopped process is alive, holds its sockets open, and does nothing (M01).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.faults import (
+    LONG,
+    Figures,
+    Target,
+    http_client,
+    mixed_bodies,
+    run_as_command,
+    stream_all,
+    wait_for_status,
+)
+from support.faulty_engine import SECONDS, VARIABLE
+from support.front import FrontUnderTest
+from support.server import running_server
+
+NOTICED_WITHIN = 10.0
+
+
+async def check(target: Target, title: str = "octavo: engine") -> Figures:
+    """Stop the engine or a worker under streams; they go on in another one."""
+    bodies = mixed_bodies(4, 32)
+    undisturbed = await stream_all(target, bodies)
+    started = asyncio.Event()
+    running = asyncio.create_task(stream_all(target, bodies, started.set))
+    await started.wait()
+    target.kill(title, signal.SIGSTOP)
+    noticed = await wait_for_status(target, 503, within=NOTICED_WITHIN)
+    async with http_client() as client:
+        assert (await client.get(target.url + "/health")).status_code == 503
+    recovered = await wait_for_status(target, 200, within=60.0)
+    answers = await running
+    assert all(got.same_as(expected) for got, expected in zip(answers, undisturbed, strict=True))
+    return {
+        "seconds until it was noticed": noticed,
+        "seconds until /ready was 200 again": noticed + recovered,
+    }
+
+
+async def test_a_stopped_engine(start_target: Any) -> None:
+    """M01: a stopped engine turns the probes red after --heartbeat-timeout, 6 s by default."""
+    await check(start_target())
+
+
+@LONG
+async def test_a_stopped_worker(tmp_path: Path) -> None:
+    flags = ("--distributed-executor-backend", "mp", "--max-model-len", "512")
+    with running_server(*flags, log=tmp_path / "log") as server:
+        await check(Target(server.url, server.process.pid), "octavo: worker 0")
+        assert "worker 0" in server.log
+        assert "no sign of life" in server.log
+
+
+async def test_a_control_without_a_heartbeat_is_noticed(start_target: Any) -> None:
+    """With a time-out that never passes, a stopped engine stays green."""
+    target = start_target(heartbeat_timeout=1e6)
+    pid = target.kill("octavo: engine", signal.SIGSTOP)
+    try:
+        with pytest.raises(AssertionError, match="is not 503"):
+            await wait_for_status(target, 503, within=2.0)
+    finally:
+        target.kill("octavo: engine", signal.SIGCONT)
+    assert target.process("octavo: engine") == pid
+
+
+@pytest.fixture
+def busy_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FrontUnderTest]:
+    """The starter model, with steps that take many times the heartbeat's time-out."""
+    monkeypatch.setenv(VARIABLE, json.dumps({1: "kernel", 2: "interpreter"}))
+    settings = {"model": "", "max_model_len": 256, "heartbeat_timeout": SECONDS / 3}
+    front = FrontUnderTest(tmp_path, "run_faulty_engine", **settings)
+    yield front
+    front.stop()
+
+
+@LONG
+async def test_a_long_step_is_not_mistaken_for_a_dead_process(busy_front: FrontUnderTest) -> None:
+    """Kernels run without the interpreter's lock, so that beats come from another thread.
+
+    The control holds the lock as long, and does count as dead.
+    """
+    front = busy_front.wait_ready()
+    target = Target(front.url, front.process.pid)
+    engine = target.process("octavo: engine")
+    body = {"prompt": "Once", "max_tokens": 2, "temperature": 1}
+    started = time.monotonic()
+    (answer,) = await stream_all(target, [{**body, "seed": 1}])
+    assert time.monotonic() - started > SECONDS
+    assert answer.error is None
+    assert target.process("octavo: engine") == engine
+
+    (answer,) = await stream_all(target, [{**body, "seed": 2}])
+    assert answer.error is not None
+    assert "twice" in answer.error["message"]
+    assert "no sign of life for 1 seconds" in front.stderr
+
+
+if __name__ == "__main__":
+    run_as_command(check)

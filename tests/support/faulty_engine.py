@@ -1,0 +1,97 @@
+"""A real engine with faults at chosen stages of chosen requests.
+
+Which ones stands in an environment variable that nothing but this module reads: a JSON object
+from a request's seed to the stage that fails for it, for example ``{"666": "forward"}``. Stages
+are ``prepare``, ``forward`` and ``sample``; ``kernel`` makes each step take three seconds in one
+kernel, ``interpreter`` in one Python call. ``memory`` runs out of memory in each step of more than
+so many requests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from octavo_kernels import quantize_weight, quantized_matmul
+from octavo_server.engine_process import run_engine
+from octavo_worker import model_runner
+from octavo_worker.model_runner import ModelRunner
+
+VARIABLE = "OCTAVO_TEST_FAULTS"
+SECONDS = 3.0
+
+
+class InjectedFault(RuntimeError):
+    """What the test asked for."""
+
+
+def run_faulty_engine(address: str, log_level: str) -> None:
+    """Take the place of `octavo_server.engine_process.run_engine`."""
+    inject(json.loads(os.environ[VARIABLE]))
+    run_engine(address, log_level)
+
+
+def inject(faults: dict[str, Any]) -> None:
+    """Break the model runner of this process, for the requests that `faults` names."""
+    stage_of = {int(seed): stage for seed, stage in faults.items() if seed.isdigit()}
+    runner: Any = ModelRunner
+    prepare, forward = runner.prepare_input, runner.forward
+    sample = model_runner.sample_rows
+
+    def check(self: Any, stage: str, slots: Any) -> None:
+        for slot in np.asarray(slots).tolist():
+            if stage_of.get(int(self.batch.seeds[slot])) == stage:
+                raise InjectedFault(stage)
+
+    def faulty_prepare(self: Any, scheduler_output: Any) -> Any:
+        check(self, "prepare", scheduler_output.slots)
+        self.slots_of_step = scheduler_output.slots
+        return prepare(self, scheduler_output)
+
+    def faulty_forward(self: Any, *args: Any) -> Any:
+        slots = getattr(self, "slots_of_step", [])
+        check(self, "forward", slots)
+        hidden = forward(self, *args)
+        if len(slots) > faults.get("memory", 1 << 30):
+            raise torch.OutOfMemoryError(f"{len(slots)} rows")
+        return hidden
+
+    def faulty_sample(logits: Any, batch: Any, slots: Any, *args: Any) -> Any:
+        # After the fact, so that half the work was done.
+        result = sample(logits, batch, slots, *args)
+        for slot in slots.tolist():
+            stage = stage_of.get(int(batch.seeds[slot]))
+            if stage == "sample":
+                raise InjectedFault(stage)
+            if stage in ("kernel", "interpreter"):
+                call_for(SECONDS, multiply if stage == "kernel" else count)
+        return result
+
+    runner.prepare_input, runner.forward = faulty_prepare, faulty_forward
+    model_runner.sample_rows = faulty_sample  # type: ignore[assignment]
+
+
+def call_for(seconds: float, call: Callable[[int], None]) -> None:
+    """Call `call` once so that it takes at least so long."""
+    started = time.monotonic()
+    call(1)
+    took = time.monotonic() - started
+    call(math.ceil(seconds / took))
+
+
+def multiply(times: int) -> None:
+    """Multiply by packed weights, in one call of a kernel."""
+    weight = quantize_weight(torch.ones(512, 512), "q8_0")
+    quantized_matmul(torch.ones(512 * times, 512), weight)
+
+
+def count(times: int) -> None:
+    """Add up numbers in one call that never lets go of the interpreter's lock."""
+    sum(range(10**7 * times))

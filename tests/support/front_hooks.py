@@ -1,0 +1,62 @@
+"""Fronts with one protection switched off, or one part broken, for tests of what it protects.
+
+Each function changes the process that it is called in and returns what the engine process runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from octavo_core.wire import EngineCoreOutput
+from octavo_server import http_protocol, output_processor
+from octavo_server.api import body
+from octavo_server.detokenizer import Detokenizer
+from octavo_server.engine_process import EngineTarget
+from octavo_server.request_ledger import RequestLedger
+from support.scripted_engine import run_scripted_engine
+
+
+def forgetful_front() -> EngineTarget:
+    """A front that does not keep the tokens of requests in flight."""
+
+    def note(self: Any, outputs: Sequence[EngineCoreOutput]) -> None:
+        self.remove([output.request_id for output in outputs if output.finish_reason])
+
+    RequestLedger.note = note  # type: ignore[method-assign]
+    return run_scripted_engine
+
+
+def front_that_cannot_spell() -> EngineTarget:
+    """A front whose detokenizer fails on the letters ``urs``."""
+    push = Detokenizer.push
+
+    def faulty_push(self: Any, token_id: int) -> str:
+        text = push(self, token_id)
+        self.tail = (getattr(self, "tail", "") + text)[-3:]
+        if self.tail == "urs":
+            raise RuntimeError("unspeakable")
+        return text
+
+    Detokenizer.push = faulty_push  # type: ignore[method-assign]
+    return run_scripted_engine
+
+
+def front_that_trusts_its_speller() -> EngineTarget:
+    """The same, and nothing catches it."""
+    output_processor.Exception = ZeroDivisionError  # type: ignore[attr-defined]
+    return front_that_cannot_spell()
+
+
+def run_faulty_engine() -> EngineTarget:
+    """A front on the real engine of `support.faulty_engine`."""
+    from support.faulty_engine import run_faulty_engine  # imports torch, which a front must not
+
+    return run_faulty_engine
+
+
+def impatient_front() -> EngineTarget:
+    """A front that waits a second for heads and bodies."""
+    body.BODY_TIMEOUT = 1.0
+    http_protocol.protocol_class.__defaults__ = (1.0,)
+    return run_scripted_engine
