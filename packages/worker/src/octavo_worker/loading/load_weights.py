@@ -65,6 +65,19 @@ def load_weights(
             The message names the file and the tensor.
     """
     layout = resolve_model_class(spec).weight_layout(spec)
+    return load_layout(layout, spec, path, form, device, on_progress, load_format)
+
+
+def load_layout(
+    layout: list[WeightEntry],
+    spec: ModelSpec,
+    path: str | Path,
+    form: WeightForm,
+    device: torch.device,
+    on_progress: ProgressCallback,
+    load_format: str = "auto",
+) -> dict[str, Weight]:
+    """Load the tensors of a layout; see `load_weights`."""
     opened = DummyCheckpoint(layout) if load_format == "dummy" else open_checkpoint(path)
     with closing(opened) as checkpoint:
         layout = [_as_stored(entry, checkpoint.names) for entry in layout]
