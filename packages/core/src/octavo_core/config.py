@@ -65,6 +65,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "dtype (exact, slow, and up to seven times as large), or quantized while they load."
         ),
     ] = "auto"
+    load_format: Annotated[
+        Literal["auto", "dummy"],
+        Meta(
+            description="auto reads safetensors or GGUF, as the model has them; dummy makes random "
+            "weights, to measure a model of which only config.json and tokenizer are there."
+        ),
+    ] = "auto"
     max_model_len: Annotated[
         PositiveInt | Literal["auto"] | None,
         Meta(

@@ -270,7 +270,12 @@ class _Front:
         model = self._config.model
         on_progress = self._progress_reporter(client)
         resolved = await _in_daemon_thread(
-            lambda: resolve_model(model.model, model.revision, on_progress)
+            lambda: resolve_model(
+                model.model,
+                model.revision,
+                on_progress,
+                needs_weights=model.load_format != "dummy",
+            )
         )
         name = model.served_model_name or resolved.name
         client.configure(
