@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from octavo_core.errors import InvalidRequestError
 from octavo_server.api.context import ServerContext, context_of
+from octavo_server.api.deadline import note_timeout
 from octavo_server.api.errors import ApiError
 from octavo_server.api.gate import shutting_down
 
@@ -58,8 +59,11 @@ async def parse_body(request: Request, model: type[Model]) -> Model:
         raise ApiError(415, f"the body has Content-Encoding {encoding!r}; send it uncompressed")
     body = await _unless_draining(context_of(request), _read_body(request))
     if len(body) <= _INLINE_BYTES:
-        return _validate(decode_json(body), model)
-    return await asyncio.to_thread(lambda: _validate(decode_json(body), model))
+        checked = _validate(decode_json(body), model)
+    else:
+        checked = await asyncio.to_thread(lambda: _validate(decode_json(body), model))
+    note_timeout(request, checked)
+    return checked
 
 
 def decode_json(data: bytes) -> Any:

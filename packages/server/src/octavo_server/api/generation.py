@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_core.wire import EngineCoreRequest
-from octavo_server.api.context import LoadedModel, context_of
+from octavo_server.api.context import LoadedModel
+from octavo_server.api.deadline import generate
 from octavo_server.api.errors import json_response, to_api_error
 from octavo_server.api.sse import DONE, EventStream, event, until_disconnect
 from octavo_server.api.usage import UsageCounter
@@ -97,7 +98,7 @@ async def answer(request: Request, job: Job) -> Response:
         ClientDisconnect: The client left; the engine's work was aborted.
     """
     headers = {"X-Request-Id": job.request_id}
-    generation = context_of(request).client.generate(job.request_id, job.requests)
+    generation = generate(request, job.request_id, job.requests)
     try:
         if not job.stream:
             content = await until_disconnect(request.receive, _collect(job, generation))
