@@ -9,6 +9,7 @@
     nox -s wheels                      build the five wheels and serve from them alone
     nox -s bench -- startup            run bench/startup.py
     nox -s sim mutants                 simulate on more seeds; see whether tests notice planted bugs
+    nox -s schemathesis                send what the OpenAPI document allows, and what it does not
 
 An environment is installed once. It is installed again when a pyproject.toml, a
 constraints file, a version or the Python changes, and only then, so that the
@@ -52,7 +53,16 @@ TEST_EXTRAS = {
     "core": (),
     "kernels": ("gguf",),
     "worker": ("gguf", "transformers"),
-    "server": ("gguf", "matplotlib", "openai", "transformers"),
+    "server": (
+        "anthropic",
+        "gguf",
+        "jsonschema",
+        "matplotlib",
+        "openai",
+        "openapi-spec-validator",
+        "schemathesis",
+        "transformers",
+    ),
     "client": (),
 }
 
@@ -98,6 +108,21 @@ def sim(session: nox.Session) -> None:
             "OCTAVO_SIMULATION_SEEDS": str(options.seeds),
             "OCTAVO_SIMULATION_FIRST": str(options.first),
         },
+        external=True,
+    )
+
+
+@nox.session(venv_backend="none")
+def schemathesis(session: nox.Session) -> None:
+    """Send many right and wrong requests to each route: `nox -s schemathesis -- [--examples N]`."""
+    parser = argparse.ArgumentParser(prog="nox -s schemathesis --")
+    parser.add_argument("--examples", type=int, default=500, help="for each route, of each kind")
+    options = parser.parse_args(session.posargs)
+    environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
+    session.run(
+        *(python_of(environment), "-m", "pytest", "-q", "--timeout", "3600"),
+        *("tests/server/test_api_openapi.py", "-k", "makes_the_server_fail"),
+        env={"OCTAVO_SCHEMATHESIS_EXAMPLES": str(options.examples)},
         external=True,
     )
 

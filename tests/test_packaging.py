@@ -19,7 +19,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("client", "core", "kernels", "server", "worker")
 
 # Distributions whose top-level module has another name.
-MODULE_OF = {"huggingface-hub": "huggingface_hub", "pyzmq": "zmq"}
+MODULE_OF = {
+    "huggingface-hub": "huggingface_hub",
+    "prometheus-client": "prometheus_client",
+    "pyyaml": "yaml",
+    "pyzmq": "zmq",
+}
 
 # Reading data with one of these can run code that the data brings along.
 FORBIDDEN_CALLS = {

@@ -1,4 +1,5 @@
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -248,9 +249,11 @@ def test_gguf_heads_by_layer(tmp_path: Path) -> None:
 
 
 def test_gguf_rope_tensor_can_be_planned(tmp_path: Path) -> None:
-    tensors = {**EMBEDDING, "rope_freqs.weight": ((4,), 0, bytes(16))}
+    factors = [1.0, 1.0, 2.5, 8.0]
+    tensors = {**EMBEDDING, "rope_freqs.weight": ((4,), 0, struct.pack("<4f", *factors))}
     spec = read_model_spec(write_gguf(tmp_path / "m.gguf", llama_metadata(), tensors))
-    assert spec.rope_parameters == {"rope_type": "rope_freqs"}
+    assert spec.rope_parameters["rope_type"] == "longrope"
+    assert spec.rope_parameters["long_factor"] == spec.rope_parameters["short_factor"] == factors
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -41,9 +41,34 @@ from octavo_core.sampling_params import SamplingParams
         ("stop", ["a", 5]),
         ("stop_token_ids", ["a"]),
         ("ignore_eos", 1),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", math.inf),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", 2.1),
+        ("repetition_penalty", math.nan),
+        ("repetition_penalty", True),
+        ("logit_bias", {1: 100.5}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", [1]),
+        ("logit_bias", dict.fromkeys(range(1025), 1.0)),
+        ("allowed_token_ids", ()),
+        ("allowed_token_ids", ("a",)),
+        ("bad_words", ("",)),
+        ("bad_words", "word"),
+        ("bad_words", ("x",) * 129),
+        ("bad_words", ("x" * 257,)),
+        ("bad_words_token_ids", ((1, "a"),)),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", 1_000_000),
     ],
 )
 def test_a_value_outside_its_limits_is_refused_by_name(field: str, value: object) -> None:
+    """Cases S11 (not finite) and X09 (prompt_logprobs without a limit) among them."""
     with pytest.raises(InvalidRequestError, match=field) as refused:
         SamplingParams(**{field: value})  # type: ignore[arg-type]
     assert refused.value.field == field
@@ -58,6 +83,31 @@ def test_one_stop_string_and_lists_are_taken_for_what_they_mean() -> None:
     params = SamplingParams(stop="Q R", stop_token_ids=[1, 2])  # type: ignore[arg-type]
     assert (params.stop, params.stop_token_ids) == (("Q R",), (1, 2))
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+def test_none_and_lists_mean_what_they_mean_to_users_of_vllm() -> None:
+    params = SamplingParams(
+        stop=None,  # type: ignore[arg-type]
+        stop_token_ids=None,  # type: ignore[arg-type]
+        bad_words=None,  # type: ignore[arg-type]
+        allowed_token_ids=[3],  # type: ignore[arg-type]
+        logit_bias=None,
+    )
+    assert params == SamplingParams(allowed_token_ids=(3,))
+
+
+def test_rules_on_logits_cross_the_wire() -> None:
+    params = SamplingParams(
+        presence_penalty=-2,
+        frequency_penalty=0.5,
+        repetition_penalty=1.5,
+        logit_bias={7: -100, 8: 0.25},
+        allowed_token_ids=(7, 8, 9),
+        bad_words=("a b",),
+        bad_words_token_ids=((1, 2), (3,)),
+        prompt_logprobs=0,
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 

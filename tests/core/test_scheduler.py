@@ -485,3 +485,25 @@ def test_who_was_refused_is_admitted_once_another_has_computed_more_of_its_prefi
         ("second", 12)
     ]
     assert scheduler.blocks.pool.num_free < free
+
+
+def test_a_request_tells_when_it_ran_first_and_how_often_it_was_preempted() -> None:
+    scheduler = make_scheduler(num_blocks=3, block_size=4, max_model_len=12)
+    scheduler.add_request(make_request("old", 4, max_tokens=6))
+    scheduler.add_request(make_request("new", 4, max_tokens=6))
+    told: dict[str, list[tuple[float, int]]] = {"old": [], "new": []}
+    now = 100.0
+    while scheduler.has_unfinished_requests():
+        step = scheduler.schedule(now)
+        assert step is not None
+        for output in finish_step(scheduler, step):
+            told[output.request_id].append((output.scheduled_time, output.num_preemptions))
+        now += 1.0
+    assert scheduler.num_preemptions == 1
+    # With the first token, with the first after each time in line, and with the last.
+    assert told["old"] == [(100.0, 0), *[(0.0, 0)] * 4, (100.0, 0)]
+    assert [report for report in told["new"] if report != (0.0, 0)] == [
+        (100.0, 0),
+        (100.0, 1),
+        (100.0, 1),
+    ]

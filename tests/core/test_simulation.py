@@ -26,7 +26,10 @@ def test_simulation(first: int) -> None:
 
 def test_simulations_reach_what_they_are_there_to_reach() -> None:
     seen = dict.fromkeys(
-        ("preemptions", "hits", "swaps", "error", "length", "stop", "aborted", "queue", "culprit"),
+        (
+            *("preemptions", "hits", "swaps", "error", "length", "stop", "aborted", "queue"),
+            *("culprit", "masks", "forced", "preempted under a grammar"),
+        ),
         0,
     )
     for seed in range(100):
@@ -36,6 +39,9 @@ def test_simulations_reach_what_they_are_there_to_reach() -> None:
         seen["preemptions"] += stats.num_preemptions
         seen["hits"] += stats.prefix_cache_hits
         seen["swaps"] += simulation.executor.num_swaps
+        seen["masks"] += simulation.executor.num_masks
+        seen["forced"] += simulation.executor.num_forced_tokens
+        seen["preempted under a grammar"] += simulation.executor.num_resumed_under_a_grammar
         seen["aborted"] += len(simulation.aborted)
         kinds = list(simulation.errors.values())
         seen["queue"] += kinds.count("QueueFullError")

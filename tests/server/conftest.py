@@ -9,6 +9,7 @@ import pytest
 from octavo_server.starter_model import starter_gguf
 from octavo_server.tokenizer import Tokenizer, load_tokenizer
 from support.front import FrontUnderTest
+from support.scripted_engine import SAY_TEMPLATE
 from support.tiny_models import write_folder, write_spm
 
 
@@ -24,13 +25,26 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
         running.stop()
 
 
-@pytest.fixture
-def start_front(tmp_path: Path) -> Iterator[Any]:
-    """Start a front with its own settings; all are stopped after the test."""
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    """A front whose model says what it is told to, with calls as Hermes and Qwen write them."""
+    running = FrontUnderTest(
+        tmp_path_factory.mktemp("talker"),
+        "run_scripted_engine",
+        model={"chat_template": SAY_TEMPLATE, "max_position_embeddings": 8192},
+        max_num_queued_reqs=64,
+    )
+    try:
+        yield running.wait_ready()
+    finally:
+        running.stop()
+
+
+def _fronts(parent: Path) -> Iterator[Any]:
     started: list[FrontUnderTest] = []
 
     def start(target: str = "run_scripted_engine", **settings: object) -> FrontUnderTest:
-        folder = tmp_path / f"front{len(started)}"
+        folder = parent / f"front{len(started)}"
         folder.mkdir()
         started.append(FrontUnderTest(folder, target, **settings))
         return started[-1]
@@ -38,6 +52,18 @@ def start_front(tmp_path: Path) -> Iterator[Any]:
     yield start
     for front in started:
         front.stop()
+
+
+@pytest.fixture
+def start_front(tmp_path: Path) -> Iterator[Any]:
+    """Start a front with its own settings; all are stopped after the test."""
+    yield from _fronts(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def start_shared_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Start a front with its own settings for the tests of one file."""
+    yield from _fronts(tmp_path_factory.mktemp("fronts"))
 
 
 @pytest.fixture(scope="session")

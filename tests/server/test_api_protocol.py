@@ -8,11 +8,13 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
+from octavo_server.api.anthropic_protocol import CountTokensRequest, MessagesRequest
 from octavo_server.api.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     StrictModel,
 )
+from octavo_server.api.responses_protocol import ResponsesRequest
 
 
 def unbounded_fields(model: type[BaseModel]) -> list[str]:
@@ -53,7 +55,16 @@ def _has_both_limits(node: dict[str, Any]) -> bool:
     return low and ("maximum" in node or "exclusiveMaximum" in node)
 
 
-@pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
+@pytest.mark.parametrize(
+    "model",
+    [
+        CompletionRequest,
+        ChatCompletionRequest,
+        MessagesRequest,
+        CountTokensRequest,
+        ResponsesRequest,
+    ],
+)
 def test_every_field_is_bounded(model: type[BaseModel]) -> None:
     assert unbounded_fields(model) == []
 

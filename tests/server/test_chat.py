@@ -238,6 +238,18 @@ def test_empty_key_of_the_environment_is_none(
     assert "authorization" not in server.received[0].headers
 
 
+def test_own_server_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", "the operator's")
+    monkeypatch.setenv("OCTAVO_SSL_CERTFILE", "/x.pem")
+    code = (
+        "import os; print([os.environ.get(n) for n in ('OCTAVO_API_KEY', 'OCTAVO_SSL_CERTFILE')])"
+    )
+    with LocalServer("", [sys.executable, "-c", code]) as server:
+        assert server._process is not None
+        server._process.wait(10)
+        assert server._last_lines() == f"['{server.api_key}', None]"
+
+
 def test_own_server_ends_with_its_block() -> None:
     stages = []
     with LocalServer("", [sys.executable, "-c", FAKE_SERVER]) as server:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from octavo_core.errors import ConfigError
 from octavo_server import __version__
 from octavo_server.cli.parser import build_parser
 from octavo_server.cli.serve import config_from_arguments
+from octavo_server.cli.vllm_flags import ABSENT, ALWAYS, OTHERS, RENAMED
 
 
 def octavo(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -113,6 +116,11 @@ def test_a_model_given_twice() -> None:
         (["serve", "--shutdown-timeout", "soon"], ["'soon'", "a number"]),
         (["serve", "--device", "tpu"], ["device", "tpu"]),
         (["sreve"], ["sreve", "serve"]),
+        (["serve", "--kv-cache-memory-bytes", "1"], ["vLLM's", "is --kv-cache-memory here"]),
+        (["serve", "--tensor-parallel-size=2"], ["--tensor-parallel-size is not supported: a"]),
+        (["serve", "--no-enable-chunked-prefill"], ["always computed in pieces"]),
+        (["serve", "--numa-bind"], ["vLLM's --numa-bind is not supported"]),
+        (["serve", "--config", "/none.yaml"], ["--config /none.yaml", "no such file"]),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(args: list[str], words: list[str]) -> None:
@@ -142,3 +150,85 @@ def test_a_port_in_use_is_found_before_anything_is_loaded() -> None:
     assert str(port) in line
     assert "in use" in line
     assert elapsed < 2  # 0.3 s on an idle machine
+
+
+def test_a_flag_that_asks_for_what_is_always_so_is_only_noted() -> None:
+    done = octavo("serve", "--enable-chunked-prefill", "--trust-remote-codes", "--port", "70000")
+    assert "--trust-remote-codes" in done.stderr
+    done = octavo("serve", "--enable-chunked-prefill", "--port", "70000")
+    note, error = done.stderr.splitlines()
+    assert "note: --enable-chunked-prefill is not needed" in note
+    assert "70000" in error
+
+
+def test_what_vllm_flags_are_renamed_to_is_there() -> None:
+    own = {"--" + option.name.replace("_", "-") for option in options()}
+    for theirs, ours in RENAMED.items():
+        assert re.match(r"[a-z-]+", ours)
+        assert re.match(r"[-a-z]+", ours)[0] in own, theirs  # type: ignore[index]
+    tables = [set(RENAMED), set(ALWAYS), set(ABSENT), {f"--{name}" for name in OTHERS}]
+    assert sum(map(len, tables)) == len(set().union(*tables))
+    assert len(set().union(*tables)) > 250
+
+
+CONFIG_FILE = """
+# for the big machine
+port: 1234
+max-num-seqs: 64
+kv_cache_memory: 2GiB
+enable-prefix-caching: false
+allowed-origins: [https://a.example, https://b.example]
+served-model-name:
+"""
+
+
+def test_flags_count_more_than_variables_and_these_more_than_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "octavo.yaml"
+    path.write_text(CONFIG_FILE)
+    monkeypatch.setenv("OCTAVO_MAX_NUM_SEQS", "5")
+    monkeypatch.setenv("OCTAVO_PORT", "6")
+    result = config("--config", str(path), "--port", "7")
+    assert (result.server.port, result.scheduler.max_num_seqs) == (7, 5)
+    assert result.cache.kv_cache_memory == 2 << 30
+    assert result.cache.enable_prefix_caching is False
+    assert result.access.allowed_origins == ("https://a.example", "https://b.example")
+    assert result.source_of("kv_cache_memory") == f"{path} line 5"
+    assert result.source_of("port") == "flag --port"
+    assert result.source_of("served_model_name") == "default"
+    monkeypatch.setenv("OCTAVO_CONFIG", str(path))
+    assert config().cache.kv_cache_memory == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: 70000", ["port is 70000", "octavo.yaml line 1", "65535"]),
+        ("x: 1\nprot: 5", ["octavo.yaml line 1", "no setting named x"]),
+        ("prot: 5", ["octavo.yaml line 1", "did you mean port?"]),
+        ("port: 1\n--port: 2", ["line 2", "again"]),
+        ("port: true", ["port is True", "a whole number"]),
+        ("- port", ["a mapping"]),
+        ("server:\n  port: 1", ["line 1", "server must not be a mapping"]),
+        ("port: [", ["octavo.yaml", "line 1"]),
+        ("1: 2", ["the key 1"]),
+        ("port: !!python/object/apply:os.system [id]", ["octavo.yaml", "line 1"]),
+        ("api-key: two words", ["api_key is not usable", "octavo.yaml line 1"]),
+        ("port: \x01", ["octavo.yaml"]),
+    ],
+)
+def test_a_configuration_file_with_a_mistake(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = tmp_path / "octavo.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        config("--config", str(path))
+    for word in words:
+        assert word in raised.value.message, raised.value.message
+    assert "\n" not in raised.value.message
+
+
+def test_an_empty_configuration_file(tmp_path: Path) -> None:
+    path = tmp_path / "octavo.yaml"
+    path.write_text("# nothing yet\n")
+    assert config("--config", str(path)) == config()

@@ -209,3 +209,56 @@ def test_chat_needs_messages_and_a_template(
         make_processor(spm_tokenizer).process_chat(
             "r", [{"role": "user", "content": "x"}], SamplingParams()
         )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logit_bias", {49152: 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("allowed_token_ids", (5, 49152)),
+        ("allowed_token_ids", (-1,)),
+        ("stop_token_ids", (10**9,)),
+    ],
+)
+def test_token_ids_outside_of_the_vocabulary_are_refused(
+    processor: InputProcessor, field: str, value: Any
+) -> None:
+    """Case S05: such an id took down the engine for everybody."""
+    with pytest.raises(InvalidRequestError, match=f"{field} has .* 0 to 49151") as refused:
+        processor.process("r", [1], SamplingParams(**{field: value}))
+    assert refused.value.field == field
+
+
+def test_bad_words_are_spelt_with_and_without_a_space(
+    processor: InputProcessor, starter_tokenizer: Tokenizer
+) -> None:
+    encode = starter_tokenizer.encode
+    params = SamplingParams(bad_words=("Paris", " is", " ", "Paris"))
+    (request,) = processor.process("r", [1], params)
+    spelt = request.sampling_params.bad_words_token_ids
+    words = ["Paris", " Paris", "is", " is", " "]
+    assert spelt == tuple(tuple(encode(word)) for word in words)
+
+
+def test_a_half_surrogate_in_a_bad_word_is_refused(processor: InputProcessor) -> None:
+    with pytest.raises(InvalidRequestError, match="bad_words has the lone surrogate"):
+        processor.process("r", [1], SamplingParams(bad_words=("\ud800",)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": (2, 0), "min_tokens": 1},
+        {"allowed_token_ids": (5, 2), "min_tokens": 1, "stop_token_ids": (5,)},
+        {"allowed_token_ids": (28,), "bad_words": ("<",)},
+    ],
+)
+def test_rules_that_leave_no_token_are_refused(
+    processor: InputProcessor, starter_tokenizer: Tokenizer, fields: dict[str, Any]
+) -> None:
+    if "bad_words" in fields:
+        fields = fields | {"allowed_token_ids": tuple(starter_tokenizer.encode("<"))}
+    with pytest.raises(InvalidRequestError, match="forbid all of them") as refused:
+        processor.process("r", [1], SamplingParams(**fields))
+    assert refused.value.field == "allowed_token_ids"

@@ -17,7 +17,8 @@ from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import ModelSpec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from octavo_core.wire import EngineCoreRequest
+from octavo_core.wire import EngineCoreRequest, TokenLogprobs
+from support.fake_grammar import FakeMatcher
 
 VOCAB_SIZE = 1000
 
@@ -55,10 +56,11 @@ def make_request(
     )
 
 
-def next_token(token_ids: list[int]) -> int:
-    """The token that this "model" puts after `token_ids`."""
+def next_token(token_ids: list[int], allowed: Sequence[int] | None = None) -> int:
+    """The token that this "model" puts after `token_ids`, of those that are `allowed`."""
     text = ",".join(map(str, token_ids)).encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:4], "little") % VOCAB_SIZE
+    drawn = int.from_bytes(hashlib.sha256(text).digest()[:4], "little")
+    return drawn % VOCAB_SIZE if allowed is None else allowed[drawn % len(allowed)]
 
 
 def expected_output(prompt: list[int], max_tokens: int) -> list[int]:
@@ -67,6 +69,37 @@ def expected_output(prompt: list[int], max_tokens: int) -> list[int]:
     for _ in range(max_tokens):
         token_ids.append(next_token(token_ids))
     return token_ids[len(prompt) :]
+
+
+def expected_constrained_output(
+    prompt: list[int], max_tokens: int, matcher: FakeMatcher, end_ids: Sequence[int] = ()
+) -> list[int]:
+    """What a request under a grammar gets when it runs alone."""
+    output: list[int] = []
+    while True:
+        token_id = next_token(prompt + output, sorted(matcher.allowed()))
+        new = [token_id]
+        if token_id not in end_ids:
+            matcher.accept_tokens(new)
+            new += matcher.take_forced_tokens()
+        for token_id in new:
+            output.append(token_id)
+            if len(output) == max_tokens or token_id in end_ids:
+                return output
+        if matcher.is_terminated:
+            return output
+
+
+def _masks_by_slot(grammar: GrammarOutput | None) -> dict[int, list[int]]:
+    """The allowed tokens of each slot that a grammar names."""
+    if grammar is None:
+        return {}
+    width = len(grammar.bitmask) // len(grammar.slots)
+    found = {}
+    for index, slot in enumerate(grammar.slots):
+        bits = int.from_bytes(grammar.bitmask[index * width : (index + 1) * width], "little")
+        found[slot] = [token_id for token_id in range(VOCAB_SIZE) if bits >> token_id & 1]
+    return found
 
 
 class ViolationError(BaseException):
@@ -137,7 +170,12 @@ class FakeExecutor:
         self._names: dict[int, str] = {}  # by slot
         self._token_ids: dict[int, list[int]] = {}
         self._block_tables: dict[int, list[list[int]]] = {}
+        self._reported: dict[int, int] = {}  # prompts to report on, and their length
         self._due: deque[tuple[SchedulerOutput, LazyFuture]] = deque()
+        self._grammars: dict[int, GrammarOutput] = {}  # by step
+        self.num_masks = 0
+        self.num_forced_tokens = 0
+        self.num_resumed_under_a_grammar = 0
         self._doomed: set[LazyFuture] = set()
 
     def load_model(self, on_progress: ProgressCallback) -> None:
@@ -156,7 +194,11 @@ class FakeExecutor:
         self._due.append((scheduler_output, LazyFuture(self._catch_up)))
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> Future[ModelRunnerOutput]:
-        return self._due[-1][1]
+        scheduler_output, future = self._due[-1]
+        if grammar is not None:
+            require(set(grammar.slots) <= set(scheduler_output.slots), "a mask for nobody")
+            self._grammars[scheduler_output.step_id] = grammar
+        return future
 
     def check_health(self) -> None:
         pass
@@ -206,7 +248,13 @@ class FakeExecutor:
                     require(place not in written, "one cache slot written twice in a step")
                     written.add(place)
                     self.cache[place] = self._token_ids[slot][position]
-        return ModelRunnerOutput(step.step_id, [self._sample(*row) for row in rows])
+        reports = {index: self._report(*row) for index, row in enumerate(rows)}
+        masks = _masks_by_slot(self._grammars.pop(step.step_id, None))
+        self.num_masks += len(masks)
+        sampled = [self._sample(*row, masks.pop(row[0], None)) for row in rows]
+        require(not masks, "a mask for a slot that samples nothing")
+        given = {index: entries for index, entries in reports.items() if entries}
+        return ModelRunnerOutput(step.step_id, sampled, {}, given)
 
     def _fail(self) -> None:
         self.fail_next_step = False
@@ -221,12 +269,23 @@ class FakeExecutor:
         for request in step.new_requests:
             require(0 <= request.slot < self.num_slots, "no such slot")
             require(in_vain or request.slot not in self._token_ids, "slot used twice")
+            if request.sampling_params.structured_outputs and (
+                len(request.token_ids) > request.num_prompt_tokens
+            ):
+                self.num_resumed_under_a_grammar += 1
             self._names[request.slot] = request.request_id
             self._token_ids[request.slot] = list(request.token_ids)
             self._block_tables[request.slot] = [list(table) for table in request.block_tables]
+            self._reported.pop(request.slot, None)
+            wanted = request.sampling_params.prompt_logprobs
+            if wanted is not None and len(request.token_ids) == request.num_prompt_tokens:
+                self._reported[request.slot] = request.num_prompt_tokens
         for slot, block_ids in step.new_block_ids:
             for table, added in zip(self._block_tables.get(slot, []), block_ids, strict=False):
                 table += added  # no table is there if a step before this one has failed
+        for slot, token_ids in step.forced_tokens:
+            self.num_forced_tokens += len(token_ids)
+            self._token_ids.get(slot, []).extend(token_ids)
         require(len(set(step.slots)) == len(step.slots), "a slot scheduled twice")
 
     def _check_known(self, rows: list[tuple[int, int, int]]) -> None:
@@ -259,13 +318,22 @@ class FakeExecutor:
             else:
                 target[target_block, offset] = content
 
-    def _sample(self, slot: int, count: int, start: int) -> int:
+    def _report(self, slot: int, count: int, start: int) -> list[TokenLogprobs]:
+        """Report on the prompt tokens that follow those computed: their rank is their position."""
+        end = min(start + count, self._reported.get(slot, 0) - 1)
+        return [
+            TokenLogprobs([self._token_ids[slot][position + 1]], [-1.0], position + 1)
+            for position in range(start, end)
+        ]
+
+    def _sample(self, slot: int, count: int, start: int, allowed: list[int] | None) -> int:
         token_ids = self._token_ids[slot]
         end = start + count
         self._check_seen(slot, start, end)
         if end < len(token_ids):
+            require(allowed is None, "a mask where nothing is sampled")
             return -1
-        token_ids.append(next_token(token_ids))
+        token_ids.append(next_token(token_ids, allowed))
         return token_ids[-1]
 
     def _check_seen(self, slot: int, start: int, end: int) -> None:

@@ -33,13 +33,25 @@ from octavo_server.logging_setup import configure_logging
 
 EOS = "<eos>"
 EXIT_CODE = 7
+# Where the last message begins with "say:", the answer is the rest of it, since the model repeats
+# its prompt. The comment is what parsers are found by.
+SAY_TEMPLATE = (
+    "{# <tool_call> </think> #}"
+    "{% if messages[-1].content.startswith('say:') %}{{ messages[-1].content[4:] }}{% else %}"
+    "{% if tools %}tools={{ tools | tojson }};{% endif %}"
+    "{% for message in messages %}{{ message.role }}={{ message.reasoning_content }}"
+    "{{ message.content }}{% for call in message.tool_calls %}{{ call.function.name }}("
+    "{{ call.function.arguments.items() | list }}){% endfor %};{% endfor %}"
+    "{% if enable_thinking is defined %}thinking={{ enable_thinking }};{% endif %}"
+    "{% if add_generation_prompt %}a={% endif %}{% endif %}"
+)
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}={{ message.content }};{% endfor %}"
     "{% if add_generation_prompt %}a={% endif %}"
 )
 
 
-def write_byte_model(folder: Path, **config: object) -> Path:
+def write_byte_model(folder: Path, *, chat_template: str = CHAT_TEMPLATE, **config: object) -> Path:
     """Write a model folder whose tokens are the 256 bytes and `EOS`; its weights are empty."""
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -66,7 +78,7 @@ def write_byte_model(folder: Path, **config: object) -> Path:
             "eos_token_id": 256,
             **config,
         },
-        "tokenizer_config.json": {"eos_token": EOS, "chat_template": CHAT_TEMPLATE},
+        "tokenizer_config.json": {"eos_token": EOS, "chat_template": chat_template},
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
@@ -156,6 +168,7 @@ class ScriptedExecutor:
         self._prompts: dict[int, list[int]] = {}
         self._num_known: dict[int, int] = {}
         self._logprobs: dict[int, int | None] = {}
+        self._prompt_logprobs: dict[int, int | None] = {}
         self._output: Future[ModelRunnerOutput] = Future()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         encode = dict(zip(_byte_letters(), range(256), strict=True))
@@ -197,16 +210,23 @@ class ScriptedExecutor:
             self._prompts[request.slot] = request.token_ids[: request.num_prompt_tokens]
             self._num_known[request.slot] = len(request.token_ids)
             self._logprobs[request.slot] = request.sampling_params.logprobs
+            self._prompt_logprobs[request.slot] = request.sampling_params.prompt_logprobs
         for slot in step.slots:
             self._misbehave(slot)
         sampled = []
         logprobs = {}
+        reports = {}
         for row, slot in enumerate(step.slots):
-            end = step.num_computed_tokens[row] + step.num_scheduled_tokens[row]
+            start = step.num_computed_tokens[row]
+            end = start + step.num_scheduled_tokens[row]
+            count = self._prompt_logprobs[slot]
+            following = self._prompts[slot][start + 1 : end + 1]
+            if following and count is not None:
+                reports[row] = [_some_logprobs(token_id, count) for token_id in following]
             sampled.append(self._next(slot, end))
             if sampled[-1] >= 0 and self._logprobs[slot] is not None:
-                logprobs[row] = self._some_logprobs(slot, sampled[-1])
-        return ModelRunnerOutput(step.step_id, sampled, logprobs)
+                logprobs[row] = _some_logprobs(sampled[-1], self._logprobs[slot] or 0)
+        return ModelRunnerOutput(step.step_id, sampled, logprobs, reports)
 
     def _next(self, slot: int, end: int) -> int:
         if end < self._num_known[slot]:
@@ -215,12 +235,6 @@ class ScriptedExecutor:
         position = self._num_known[slot] - len(prompt)
         self._num_known[slot] += 1
         return prompt[position] if position < len(prompt) else 256
-
-    def _some_logprobs(self, slot: int, token_id: int) -> TokenLogprobs:
-        count = self._logprobs[slot] or 0
-        tops = [(token_id + i) % 257 for i in range(count)]
-        values = [-0.5 - i for i in range(count)]
-        return TokenLogprobs([token_id, *tops], [-0.5, *values], 1)
 
     def _text(self, slot: int) -> bytes:
         return bytes(self._bytes[token_id] for token_id in self._prompts[slot])
@@ -234,6 +248,12 @@ class ScriptedExecutor:
             os._exit(EXIT_CODE)
         if b"break" in prompt or (b"crack" in prompt and is_late):
             raise RuntimeError("the prompt asked for it")
+
+
+def _some_logprobs(token_id: int, count: int) -> TokenLogprobs:
+    tops = [(token_id + i) % 257 for i in range(count)]
+    values = [-0.5 - i for i in range(count)]
+    return TokenLogprobs([token_id, *tops], [-0.5, *values], 1)
 
 
 def _byte_letters() -> list[str]:

@@ -7,20 +7,35 @@ once, with the tokens it gets when it runs alone, and the pool is as it was.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
 
 from octavo_core.block_hash import ROOT_HASH, hash_block
 from octavo_core.block_manager import HOLE, BlockManager
 from octavo_core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo_core.engine_core import EngineCore
+from octavo_core.grammar_compiler import GrammarCompiler, Work
 from octavo_core.kv_cache_group import KVCacheGroup
 from octavo_core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from octavo_core.policies import FCFSPolicy, SchedulingPolicy
 from octavo_core.request import Request
 from octavo_core.scheduler import Scheduler
+from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_core.wire import EngineCoreRequest, MediaSpan
-from support.engine_fakes import FakeExecutor, expected_output, make_request, tiny_spec
+from support.engine_fakes import (
+    FakeExecutor,
+    expected_constrained_output,
+    expected_output,
+    make_request,
+    tiny_spec,
+)
+from support.fake_grammar import EOS_TOKEN_ID, FakeGrammarBackend, FakeMatcher
 
+FAULTS = ("unsupported", "broken", "fill", "accept")
 PolicyChoice = Callable[[random.Random], SchedulingPolicy]
 
 
@@ -59,7 +74,9 @@ class Simulation:
             ),
         )
         self.executor = FakeExecutor(self.block_size, self.num_slots, windows=self.windows)
-        self.engine = EngineCore(config, tiny_spec(), self.executor)
+        self.compiling: deque[tuple[Work, Future[Any]]] = deque()
+        self.grammars = GrammarCompiler(FakeGrammarBackend(), self.submit, max_wait=0)
+        self.engine = EngineCore(config, tiny_spec(), self.executor, self.grammars)
         self.engine.start(lambda stage, progress: None)
         self.blocks = BlockManager(
             randint(min_blocks, 3 * min_blocks),
@@ -99,6 +116,8 @@ class Simulation:
                 self.engine.reset_prefix_cache()
             elif event < 0.49:
                 self.expire()
+            elif event < 0.55:
+                self.compile_one()
             else:
                 self.step()
             self.check_invariants()
@@ -106,9 +125,34 @@ class Simulation:
         for _ in range(20_000):
             if not self.engine.has_unfinished_requests():
                 break
+            self.compile_one()
             self.step()
             self.check_invariants()
         self.check_end()
+
+    # Grammars
+
+    def submit(self, work: Work) -> Future[Any]:
+        """Compile later."""
+        self.compiling.append((work, Future()))
+        return self.compiling[-1][1]
+
+    def compile_one(self) -> None:
+        """The grammar that waits longest is compiled."""
+        if self.compiling:
+            work, future = self.compiling.popleft()
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+
+    def some_grammar(self) -> StructuredOutputsParams | None:
+        """A constraint for every third request; few of them are no good."""
+        chance = self.random.random
+        if chance() < 0.67:
+            return None
+        fault = self.random.choice(FAULTS) if chance() < 0.2 else ""
+        return StructuredOutputsParams(regex=f"{self.random.randint(0, 20)} {fault}")
 
     # Events
 
@@ -120,7 +164,10 @@ class Simulation:
         prompt = prompt + [randint(0, 999) for _ in range(randint(1, 30))]
         prompt = prompt[: self.max_model_len - 1]
         max_tokens = randint(1, self.max_model_len - len(prompt))
-        stop = expected_output(prompt, max_tokens)[-1] if self.random.random() < 0.3 else None
+        grammar = self.some_grammar()
+        stop = None
+        if grammar is None and self.random.random() < 0.3:
+            stop = expected_output(prompt, max_tokens)[-1]
         name = f"r{len(self.requests)}"
         request = make_request(
             name,
@@ -133,14 +180,26 @@ class Simulation:
             media=choice([[], [], [], [MediaSpan("picture", 2, 5)]]),
             deadline=1e18 if self.random.random() < 0.1 else None,
             stop_token_ids=(stop,) if stop else (),
+            eos_token_ids=(EOS_TOKEN_ID,) if grammar and self.random.random() < 0.8 else (),
+            structured_outputs=grammar,
         )
+        if grammar is not None and self.random.random() < 0.2:  # resumed from another engine
+            known = alone(request)[: randint(0, max_tokens - 1)]
+            while known and not is_resumable(request, known):
+                known.pop()
+            request = msgspec.structs.replace(request, output_token_ids=known)
+            self.tokens[name] = list(known)
         self.requests[name] = request
-        self.tokens[name] = []
+        self.tokens.setdefault(name, [])
         self.engine.add_request(request)
 
     def alive(self) -> list[str]:
         """Requests that have not ended."""
-        return [name for name in self.requests if name in self.scheduler._requests]
+        return [
+            name
+            for name in self.requests
+            if name in self.scheduler._requests or name in self.engine._compiling
+        ]
 
     def abort(self) -> None:
         """A client leaves."""
@@ -253,18 +312,41 @@ class Simulation:
                 assert self.tokens[name] == expected[: len(self.tokens[name])]
             if self.errors.get(name) == "RequestFailedError":
                 # Who fails alone is a culprit: by bad luck, if another fault happens just then.
-                innocent = name not in self.poisoned
+                innocent = name not in self.poisoned and not has_fault(request)
                 assert not innocent or self.executor.num_injected, "an innocent was failed"
 
 
 def alone(request: EngineCoreRequest) -> list[int]:
     """What a request gets when it runs alone."""
     params = request.sampling_params
+    if params.structured_outputs is not None:
+        # A matcher that does not fail: what comes before the failure is right as well.
+        matcher = FakeMatcher(str(params.structured_outputs.regex).split()[0])
+        return expected_constrained_output(
+            request.prompt_token_ids, params.max_tokens or 0, matcher, params.eos_token_ids
+        )
     tokens = expected_output(request.prompt_token_ids, params.max_tokens or 0)
     for index, token in enumerate(tokens):
         if token in params.stop_token_ids:
             return tokens[: index + 1]
     return tokens
+
+
+def has_fault(request: EngineCoreRequest) -> bool:
+    """True if its grammar is made to fail."""
+    params = request.sampling_params.structured_outputs
+    return params is not None and any(fault in str(params.regex) for fault in FAULTS)
+
+
+def is_resumable(request: EngineCoreRequest, known: list[int]) -> bool:
+    """True if an engine can have told these tokens and no more: forced ones come all at once."""
+    matcher = FakeMatcher(str(request.sampling_params.structured_outputs.regex).split()[0])
+    output: list[int] = []
+    while len(output) < len(known):
+        new = [known[len(output)]]
+        matcher.accept_tokens(new)
+        output += new + matcher.take_forced_tokens()
+    return output == known and not matcher.is_terminated
 
 
 def expected_extra_keys(request: Request, start: int, block_size: int) -> list[tuple]:

@@ -1,5 +1,6 @@
 """The persistent batch and the flat input that the runner makes of it."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_a_story_of_two_requests(drive):
     flat = runner.prepare_input(following)
     assert flat.input_ids.tolist() == [32, 16, 17, 18, 19]
     assert flat.positions.tolist() == [2, 6, 7, 8, 9]
-    metadata = flat.metadata
+    (metadata,) = flat.metadata
     assert metadata.query_start_loc.tolist() == metadata.host_query_start_loc == [0, 1, 5]
     assert metadata.seq_lens.tolist() == metadata.host_seq_lens == [3, 10]
     assert metadata.slot_mapping.tolist() == [30, 2 * 4 + 2, 2 * 4 + 3, 0, 1]
@@ -101,8 +102,8 @@ def test_tables_widen_and_keep_what_they_hold(drive):
     batch.apply(drive.step([], blocks=[(1, [64, 99])]))
     assert batch.token_ids[1, : batch.num_tokens[1]].tolist() == [*first, 77]
     assert batch.token_ids[2, : batch.num_tokens[2]].tolist() == long
-    assert batch.block_table[1, : batch.num_blocks[1]].tolist() == [*range(65), 99]
-    assert batch.block_table[2, : batch.num_blocks[2]].tolist() == list(range(500))
+    assert batch.block_tables[0][1, : batch.num_blocks[1]].tolist() == [*range(65), 99]
+    assert batch.block_tables[0][2, : batch.num_blocks[2]].tolist() == list(range(500))
 
 
 def test_parameters_of_a_slot_are_replaced(drive):
@@ -120,3 +121,17 @@ def test_unseeded_requests_differ(drive):
     new = [drive.new_request(slot, [1], [0], params) for slot in (0, 1)]
     batch.apply(drive.step([], new=new))
     assert batch.seeds[0] != batch.seeds[1]
+
+
+def test_forced_tokens_are_appended_before_the_step(drive):
+    """What a grammar leaves no choice about is computed in one step with the token before it."""
+    runner, _ = _runner()
+    runner.execute_model(drive.step([(1, 2, 0)], new=[drive.new_request(1, [5, 6], [3, 4])]))
+    assert runner.sample_tokens(None).sampled_token_ids == [7]
+    following = msgspec.structs.replace(
+        drive.step([(1, 3, 2)], step_id=2), forced_tokens=[(1, [20, 30])]
+    )
+    runner.execute_model(following)
+    assert runner.prepare_input(following).input_ids.tolist() == [7, 20, 30]
+    assert runner.sample_tokens(None).sampled_token_ids == [31]
+    assert runner.batch.token_ids[1, :6].tolist() == [5, 6, 7, 20, 30, 31]

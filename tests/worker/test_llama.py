@@ -111,8 +111,7 @@ def test_cached_context_of_another_request_is_used(make_llama, drive, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"sliding_window": 128}, "sliding_window=128 is not supported"),
+        ({"hidden_act": "relu2"}, "hidden_act 'relu2' is not supported"),
         ({"architecture": "MambaForCausalLM"}, "'MambaForCausalLM' is not supported.*Llama"),
     ],
 )
@@ -125,10 +124,12 @@ def test_what_the_definition_does_not_have_is_refused(changes, message, tiny_fol
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rope_type": "yarn", "factor": 4.0}, "rope_type 'yarn' is not supported.*llama3"),
+        ({"rope_type": "mrope"}, "rope_type 'mrope' is not supported.*llama3"),
+        ({"rope_type": "yarn", "factor": 4.0}, "positive original_max_position_embeddings"),
+        ({"rope_type": "longrope", "factor": 4.0}, "positive original_max_position_embeddings"),
         ({"rope_type": "linear"}, "'linear' needs a positive factor"),
         ({"rope_type": "llama3", "factor": 8.0}, "needs a positive low_freq_factor"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2 of head_dim=16 gives 3"),
     ],
 )
 def test_rope_that_is_not_supported_is_refused_by_name(parameters, message, tiny_folder):

@@ -50,8 +50,8 @@ def _logits(path, weights, token_ids):
         positions=np.arange(len(token_ids)),
         query_start_loc=np.array([0, len(token_ids)]),
         seq_lens=lengths,
-        slot_mapping=np.arange(len(token_ids)),
-        block_tables=np.arange(8, dtype=np.int32).reshape(1, 8),
+        slot_mappings=[np.arange(len(token_ids))],
+        block_tables=[np.arange(8, dtype=np.int32).reshape(1, 8)],
     )
     with torch.inference_mode():
         return model.compute_logits(runner.forward(model_input, caches)), model

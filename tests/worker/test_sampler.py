@@ -9,7 +9,8 @@ import torch
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.scheduler_output import GrammarOutput
 from octavo_worker.input_batch import InputBatch
-from octavo_worker.sampler import MIN_LOGPROB, sample_rows
+from octavo_worker.sampler import sample_rows
+from octavo_worker.token_logprobs import MIN_LOGPROB
 
 VOCAB = 70
 

@@ -9,8 +9,9 @@ whoever finds a collision reads another's cache.
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +24,7 @@ ROOT_HASH = hashlib.sha256(b"octavo prefix cache 1").digest()
 ExtraKey = tuple[str, str] | tuple[str, str, int]
 """A tag, a value, and for media the place. The tag keeps an adapter "x" and a salt "x" apart."""
 
+_HASH_BYTES = 32
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -40,22 +42,33 @@ def hash_block(
         32 bytes. Equal only for equal inputs: the parent's length is fixed, the
         number of tokens is written first, and the extra keys end the message.
     """
-    message = parent + array("I", (len(token_ids), *token_ids)).tobytes()
-    if extra_keys:
-        message += _encode(extra_keys)
+    num_tokens = len(token_ids)
+    message = _packer(num_tokens)(parent, num_tokens, *token_ids) + _encoded(extra_keys)
     return hashlib.sha256(message).digest()
+
+
+def _encoded(extra_keys: Sequence[ExtraKey]) -> bytes:
+    return _encode(extra_keys) if extra_keys else b""
+
+
+@cache
+def _packer(num_tokens: int) -> Callable[..., bytes]:
+    return struct.Struct(f"={_HASH_BYTES}s{num_tokens + 1}I").pack
 
 
 def extend_block_hashes(request: Request, block_size: int, num_blocks: int) -> None:
     """Make sure that ``request.block_hashes`` covers its first `num_blocks` full blocks."""
-    hashes, token_ids = request.block_hashes, request.token_ids
+    hashes, token_ids, media = request.block_hashes, request.token_ids, request.media
     parent = hashes[-1] if hashes else ROOT_HASH
+    pack, sha256 = _packer(block_size), hashlib.sha256
     for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
         end = start + block_size
+        # As hash_block, in place, since a decode does this for each block: 3 us to 2.
+        message = pack(parent, block_size, *token_ids[start:end])
         # Most blocks have no extra keys, and need not be asked for them.
-        has_keys = start == 0 or request.media
-        keys = extra_keys(request, start, end) if has_keys else ()
-        parent = hash_block(parent, token_ids[start:end], keys)
+        if start == 0 or media:
+            message += _encoded(extra_keys(request, start, end))
+        parent = sha256(message).digest()
         hashes.append(parent)
 
 

@@ -161,9 +161,10 @@ class BlockManager:
     def find_cached_prefix(self, request: Request) -> CachedPrefix:
         """Find the longest known prefix of a request.
 
-        At least one token is left to compute, since its logits are needed.
+        At least one token is left to compute, since its logits are needed; and all are, where
+        the prompt's log-probabilities were asked for.
         """
-        if not self._enable_prefix_caching:
+        if not self._enable_prefix_caching or request.prompt_logprobs is not None:
             return CachedPrefix(0, [[] for _ in self.groups])
         num_blocks = (len(request.token_ids) - 1) // self.block_size
         extend_block_hashes(request, self.block_size, num_blocks)
@@ -298,7 +299,7 @@ class BlockManager:
             For each group the block ids that were added, or None if the pool has not enough.
         """
         tables = request.block_tables
-        count = self.num_blocks_for(num_tokens) - len(tables[0])
+        count = -(-num_tokens // self.block_size) - len(tables[0])
         if count <= 0:
             return [[] for _ in tables]
         if self._windowed:
@@ -431,9 +432,13 @@ class BlockManager:
             self._events.append(AllBlocksCleared())
 
     def _register(self, request: Request, index: int, group_index: int, block_id: int) -> None:
-        if self.pool.register(block_id, _key(request.block_hashes[index], group_index)):
+        block_hash = request.block_hashes[index]
+        if self.pool.register(
+            block_id, _key(block_hash, group_index) if group_index else block_hash
+        ):
             self._effects.registered.append(block_id)
-            self._record_stored(request, index, group_index)
+            if self._events is not None:
+                self._record_stored(self._events, request, index, group_index)
 
     # What a step carries along
 
@@ -450,11 +455,11 @@ class BlockManager:
         events, self._events = self._events, []
         return events
 
-    def _record_stored(self, request: Request, index: int, group_index: int) -> None:
-        if self._events is None:
-            return
+    def _record_stored(
+        self, events: list[KVEvent], request: Request, index: int, group_index: int
+    ) -> None:
         hashes, start = request.block_hashes, index * self.block_size
-        self._events.append(
+        events.append(
             BlockStored(
                 [hashes[index]],
                 hashes[index - 1] if index else None,

@@ -8,13 +8,14 @@ all groups, so one flat mapping fills them all:
     config.cache.block_size          # 8
     config.sources["block_size"]     # "flag --block-size"
 
-An earlier source wins over a later one: flag, environment, default. What the
-model's own files say fills in the values that are still None (see
-`EngineConfig.replace`).
+An earlier source wins over a later one: flag, environment, configuration file,
+default. What the model's own files say fills in the values that are still None
+(see `EngineConfig.replace`).
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -30,6 +31,11 @@ PositiveInt = Annotated[int, Meta(ge=1)]
 
 _BYTES = {"unit": "bytes"}  # accepts 512MiB, 4GiB, 80GB
 _TOKENS = {"unit": "tokens"}  # accepts 8k, 1M
+_SECRET = {"secret": True}  # never shown, and not told to the engine
+
+Texts = tuple[Annotated[str, Meta(min_length=1)], ...]
+# What a header can carry without quoting.
+_KEY = "^[!-~]+$"
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,6 +221,140 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least severe line logged.")
     ] = "info"
+    max_stored_responses: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Most answers of /v1/responses that are kept in memory, to go on from or "
+            "to look at; 0 keeps none.",
+        ),
+    ] = 1024
+    tool_call_parser: Annotated[
+        str,
+        Meta(
+            description="How the model writes calls of tools: hermes, qwen3_coder, llama3_json, "
+            "mistral, pythonic, deepseek, harmony, or none; auto takes what the chat template "
+            "tells."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Meta(
+            description="How the model writes its reasoning: think, thinking, thought, reasoning, "
+            "seed_oss, mistral, kimi, harmony, or none; auto takes what its chat template tells."
+        ),
+    ] = "auto"
+
+
+class AccessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may use the HTTP API, and how it is encrypted."""
+
+    api_key: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, pattern=_KEY)], ...],
+        Meta(
+            description="Key that clients must send, as Authorization: Bearer or X-Api-Key; may be "
+            "given several times. Other users of this machine can read a flag: the variable and "
+            "--api-key-file are safer.",
+            extra=_SECRET,
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        str | None,
+        Meta(description="File with one key a line, beside those of --api-key; read on change."),
+    ] = None
+    allowed_origins: Annotated[
+        Texts,
+        Meta(description="Origin of web pages that may call (CORS), or *; may be repeated."),
+    ] = ()
+    allowed_methods: Annotated[
+        Texts, Meta(description="HTTP methods that such pages may use; may be repeated.")
+    ] = ("*",)
+    allowed_headers: Annotated[
+        Texts, Meta(description="Headers that such pages may send; may be repeated.")
+    ] = ("*",)
+    allow_credentials: Annotated[
+        bool, Meta(description="Let such pages send cookies and client certificates.")
+    ] = False
+    ssl_keyfile: Annotated[
+        str | None, Meta(description="Private key of the server, PEM, for https.")
+    ] = None
+    ssl_certfile: Annotated[
+        str | None, Meta(description="Certificate of the server and its chain, PEM, for https.")
+    ] = None
+    ssl_ca_certs: Annotated[
+        str | None, Meta(description="Certificates of authorities that clients' must come from.")
+    ] = None
+    ssl_cert_reqs: Annotated[
+        Literal[0, 1, 2],
+        Meta(description="Certificate of a client: 0 not asked for, 1 optional, 2 required."),
+    ] = 0
+    ssl_ciphers: Annotated[
+        str | None, Meta(description="Ciphers for TLS 1.2, in OpenSSL's notation.")
+    ] = None
+    enable_ssl_refresh: Annotated[
+        bool, Meta(description="Read key and certificate again when their files change.")
+    ] = False
+    enable_operator_routes: Annotated[
+        bool,
+        Meta(
+            description="Serve the routes that act on the whole server, such as "
+            "/reset_prefix_cache and /sleep."
+        ),
+    ] = False
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What one client may ask of the HTTP front."""
+
+    max_request_body_size: Annotated[
+        int,
+        Meta(ge=1024, le=1 << 30, description="Most bytes of a request's body.", extra=_BYTES),
+    ] = 16 << 20
+    max_request_header_size: Annotated[
+        int,
+        Meta(ge=1024, le=1 << 24, description="Most bytes of a request's header.", extra=_BYTES),
+    ] = 64 << 10
+    max_request_headers: Annotated[
+        int, Meta(ge=16, le=65536, description="Most lines of a request's header.")
+    ] = 256
+    request_header_timeout: Annotated[
+        float, Meta(ge=0, description="Seconds for a header, from its first byte; 0 is no limit.")
+    ] = 15.0
+    request_body_timeout: Annotated[
+        float, Meta(ge=0, description="Seconds for a body, from its header; 0 is no limit.")
+    ] = 120.0
+    keep_alive_timeout: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Seconds that a connection may wait for its next request. Clients' own "
+            "limit should be lower, so that they never send on one that is closing here.",
+        ),
+    ] = 75
+    max_connections: Annotated[
+        int,
+        Meta(ge=1, description="Most connections at once; beyond, the longest idle one is closed."),
+    ] = 16384
+
+
+class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Logs and metrics."""
+
+    json_logs: Annotated[bool, Meta(description="Log one JSON object a line.")] = False
+    access_log: Annotated[bool, Meta(description="Log a line for each HTTP request.")] = False
+    log_stats_interval: Annotated[
+        float,
+        Meta(ge=0, description="Seconds between two lines about load and throughput; 0 is none."),
+    ] = 10.0
+    metrics_prefix: Annotated[
+        str,
+        Meta(
+            pattern="^[a-zA-Z_:][a-zA-Z0-9_:]*$",
+            description="What the names of metrics start with; the default keeps dashboards that "
+            "were made for vLLM.",
+        ),
+    ] = "vllm:"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,6 +371,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceConfig = DeviceConfig()
     parallel: ParallelConfig = ParallelConfig()
     server: ServerConfig = ServerConfig()
+    access: AccessConfig = AccessConfig()
+    limits: LimitsConfig = LimitsConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
     model_path: str = ""
     sources: dict[str, str] = {}
 
@@ -250,6 +393,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Say where the value of `name` came from."""
         return self.sources.get(name, "default")
 
+    def without_secrets(self) -> EngineConfig:
+        """Return a copy for other processes and for logs, which have no use for keys."""
+        groups = {
+            option.group: msgspec.structs.replace(
+                getattr(self, option.group), **{option.name: option.default}
+            )
+            for option in options()
+            if option.is_secret
+        }
+        return msgspec.structs.replace(self, **groups)
+
 
 class Option(NamedTuple):
     """One field of one group, as the command line and the documentation show it."""
@@ -259,9 +413,21 @@ class Option(NamedTuple):
     type: Any
     default: Any
     description: str
+    is_list: bool = False
+    is_secret: bool = False
 
 
-GROUPS = ("model", "cache", "scheduler", "device", "parallel", "server")
+GROUPS = (
+    "model",
+    "cache",
+    "scheduler",
+    "device",
+    "parallel",
+    "server",
+    "access",
+    "limits",
+    "observability",
+)
 
 
 def options() -> Iterator[Option]:
@@ -271,8 +437,16 @@ def options() -> Iterator[Option]:
         info = msgspec.inspect.type_info(type(getattr(defaults, group)))
         assert isinstance(info, msgspec.inspect.StructType)
         for field in info.fields:
-            description = _metadata(field.type).get("description", "")
-            yield Option(group, field.name, field.type, field.default, description)
+            metadata = _metadata(field.type)
+            yield Option(
+                group,
+                field.name,
+                field.type,
+                field.default,
+                metadata.get("description", ""),
+                is_list=isinstance(_bare(field.type), msgspec.inspect.VarTupleType),
+                is_secret=metadata.get("extra", {}).get("secret", False),
+            )
 
 
 def resolve_config(
@@ -280,18 +454,20 @@ def resolve_config(
     environ: Mapping[str, str] | None = None,
     *,
     keywords: Mapping[str, Any] | None = None,
+    file: Mapping[str, tuple[Any, str]] | None = None,
 ) -> EngineConfig:
-    """Merge flags or keywords, and the environment, over the defaults.
+    """Merge flags or keywords, the environment, and a file's settings over the defaults.
 
     Args:
         flags: Flat field names to values; strings are parsed, None means not given.
         environ: Environment; only names of the form ``OCTAVO_<FIELD>`` are read.
         keywords: Like `flags`, for values that came as Python keywords.
+        file: Like `flags`, each value with the words that say where it stands.
 
     Raises:
         ConfigError: Names the field, where its value came from, and the limit.
     """
-    values: dict[str, tuple[Any, str]] = {}
+    values: dict[str, tuple[Any, str]] = dict(file or {})
     for option in options():
         variable = ENVIRONMENT_PREFIX + option.name.upper()
         if environ is not None and variable in environ:
@@ -316,7 +492,9 @@ def _apply(config: EngineConfig, values: Mapping[str, tuple[Any, str]]) -> Engin
             model_path = value
             continue
         if name not in known:
-            raise ConfigError(f"{source}: there is no setting named {name}.", field=name)
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else "."
+            raise ConfigError(f"{source}: there is no setting named {name}{hint}", field=name)
         option = known[name]
         groups[option.group][name] = _parse(option, value, source)
     built = {
@@ -332,15 +510,41 @@ def _parse(option: Option, value: Any, source: str) -> Any:
     words = _words(option.type)
     if isinstance(value, str) and unit is not None and value not in words:
         value = parse_quantity(option.name, value, source, words)
+    if option.is_list:
+        value = _parse_list(option, value, source)
     group_type = type(getattr(EngineConfig(), option.group))
     try:
         converted = msgspec.convert({option.name: value}, group_type, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"{option.name} is {value!r} (from {source}): {_explain(error, words)}.",
-            field=option.name,
-        ) from None
+        raise _wrong_value(option, value, source, _explain(error, words)) from None
     return getattr(converted, option.name)
+
+
+def _parse_list(option: Option, value: Any, source: str) -> list[Any]:
+    """Read one text or several: a JSON list, or texts with commas between, or one text.
+
+    A secret is never taken apart: the halves would be keys, too.
+    """
+    if not isinstance(value, str):
+        parts = value if isinstance(value, list | tuple) else [value]
+        return [
+            item
+            for part in parts
+            for item in (_parse_list(option, part, source) if isinstance(part, str) else [part])
+        ]
+    if option.is_secret:
+        return [value]
+    if not value.startswith("["):
+        return [part.strip() for part in value.split(",")]
+    try:
+        return list(msgspec.json.decode(value, type=list[Any]))
+    except msgspec.DecodeError as error:
+        raise _wrong_value(option, value, source, f"it is no JSON list: {error}") from None
+
+
+def _wrong_value(option: Option, value: Any, source: str, reason: str) -> ConfigError:
+    shown = "not usable" if option.is_secret else repr(value)
+    return ConfigError(f"{option.name} is {shown} (from {source}): {reason}.", field=option.name)
 
 
 _WRONG_TYPE = re.compile(r"Expected `(int|float|bool)(?: \| str)?(?: \| null)?`, got .*")
@@ -350,6 +554,10 @@ _IN_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or fals
 def _explain(error: msgspec.ValidationError, words: Sequence[str]) -> str:
     """Say what is wrong without Python's names of types and msgspec's path."""
     reason = str(error).split(" - at ")[0]
+    if "length >= 1" in reason:
+        return "it is empty"
+    if _KEY in reason:
+        return "it must consist of visible ASCII characters"
     match = _WRONG_TYPE.fullmatch(reason)
     if match is None:
         return reason
@@ -384,10 +592,16 @@ def parse_quantity(name: str, text: str, source: str, words: Sequence[str] = ())
     return int(float(number) * base ** _POWERS[prefix.lower()])
 
 
-def _words(field_type: Any) -> tuple[str, ...]:
-    """Return the words that a field takes beside a number."""
+def _bare(field_type: Any) -> Any:
+    """Return the type inside annotations."""
     while isinstance(field_type, msgspec.inspect.Metadata):
         field_type = field_type.type
+    return field_type
+
+
+def _words(field_type: Any) -> tuple[str, ...]:
+    """Return the words that a field takes beside a number."""
+    field_type = _bare(field_type)
     kinds = field_type.types if isinstance(field_type, msgspec.inspect.UnionType) else (field_type,)
     return tuple(
         str(value)

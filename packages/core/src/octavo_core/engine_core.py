@@ -8,10 +8,14 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+import msgspec
+
 from octavo_core.block_manager import BlockManager
 from octavo_core.config import EngineConfig
-from octavo_core.errors import EngineDeadError, UserError
+from octavo_core.errors import EngineDeadError, InvalidRequestError, RequestFailedError, UserError
 from octavo_core.executor import Executor, ProgressCallback
+from octavo_core.grammar import Grammar
+from octavo_core.grammar_compiler import GrammarCompiler
 from octavo_core.kv_events import KVEvent
 from octavo_core.memory_planner import plan_kv_cache, resolve_max_model_len
 from octavo_core.model_spec import ModelSpec
@@ -38,12 +42,22 @@ class EngineCore:
         config: All settings.
         spec: The model's hyper-parameters.
         executor: Not started yet; the engine starts it and shuts it down.
+        grammars: Compiles the grammars of structured output; None refuses such requests.
     """
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, executor: Executor) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        executor: Executor,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self.config = config
         self.spec = spec
         self._executor = executor
+        self._grammars = grammars
+        # Requests whose grammar is being compiled: they are not in line yet.
+        self._compiling: dict[str, tuple[EngineCoreRequest, Future[Grammar]]] = {}
         self._scheduler: Scheduler | None = None
         self._refusals: list[EngineCoreOutput] = []
         # Steps in flight, the oldest first.
@@ -120,17 +134,27 @@ class EngineCore:
         Ids are the caller's to keep apart: a second request of one id is dropped, for an
         answer would end the first.
         """
-        if self.scheduler.has_request(request.request_id):
+        request_id = request.request_id
+        if self.scheduler.has_request(request_id) or request_id in self._compiling:
             logger.error("Request id %s is in use; the second one is dropped", request.request_id)
             return
-        try:
-            self.scheduler.add_request(request)
-        except UserError as error:
-            self._refusals.append(failure(request.request_id, error))
+        params = request.sampling_params.structured_outputs
+        if params is None:
+            self._put_in_line(request, None)
+        elif self._grammars is None:
+            error = InvalidRequestError(
+                "structured_outputs is not supported by this engine.", field="structured_outputs"
+            )
+            self._refusals.append(failure(request_id, error))
+        else:
+            self._compiling[request_id] = (request, self._grammars.start(params))
+            self._take_compiled()
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests in any state, without an output. Unknown ids are ignored."""
         self.scheduler.abort_requests(request_ids)
+        for request_id in request_ids:
+            self._compiling.pop(request_id, None)
         if self._refusals:
             gone = set(request_ids)
             self._refusals = [item for item in self._refusals if item.request_id not in gone]
@@ -145,18 +169,29 @@ class EngineCore:
 
     def has_unfinished_requests(self) -> bool:
         """True if `step` has something to do."""
-        return bool(self._refusals or self._batch_queue) or self.scheduler.has_unfinished_requests()
+        if self._refusals or self._batch_queue or self._compiling:
+            return True
+        return self.scheduler.has_unfinished_requests()
 
     def stats(self) -> SchedulerStats:
         """Return the load as it is now, which `step` tells too."""
-        return self.scheduler.stats()
+        stats = self.scheduler.stats()
+        if self._compiling:
+            num_waiting = stats.num_waiting + len(self._compiling)
+            return msgspec.structs.replace(stats, num_waiting=num_waiting)
+        return stats
 
     def check_health(self) -> None:
         """Look after the workers, which nobody else does while there is nothing to compute.
 
+        The time is also used to get ready for structured output, which holds Python's lock for
+        some 100 ms: a stream would feel it.
+
         Raises:
             EngineDeadError: A worker is gone.
         """
+        if self._grammars is not None:
+            self._grammars.prepare()
         self._executor.check_health()
 
     def step(self) -> EngineCoreOutputs:
@@ -169,25 +204,54 @@ class EngineCore:
         Raises:
             EngineDeadError: The workers are gone; nothing can be computed any more.
         """
+        self._take_compiled()
         outputs, self._refusals = self._refusals, []
         outputs = outputs + self.scheduler.expire(time.time())
         self._fill_batch_queue()
         if self._batch_queue:
             outputs += self._complete_oldest_step()
+        elif self._compiling and self._grammars is not None:
+            self._grammars.wait([future for _, future in self._compiling.values()])
         return EngineCoreOutputs(outputs, self.stats())
 
     def shutdown(self) -> None:
         """End the workers. Safe to call twice."""
         self._executor.shutdown()
 
+    def _take_compiled(self) -> None:
+        """Put those in line whose grammar is there."""
+        if not self._compiling:
+            return
+        done = [item for item in self._compiling.values() if item[1].done()]
+        for request, future in done:
+            del self._compiling[request.request_id]
+            self._put_in_line(request, future)
+
+    def _put_in_line(self, request: EngineCoreRequest, grammar: Future[Grammar] | None) -> None:
+        try:
+            matcher = None if grammar is None else grammar.result().new_matcher()
+            if matcher is not None and request.output_token_ids:
+                matcher.accept_tokens(request.output_token_ids)
+            self.scheduler.add_request(request, matcher)
+        except UserError as error:
+            self._refusals.append(failure(request.request_id, error))
+        except Exception as error:
+            if grammar is None:
+                raise
+            logger.exception("The grammar of request %s failed", request.request_id)
+            text = f"The grammar of request {request.request_id} failed: {error}"
+            self._refusals.append(failure(request.request_id, RequestFailedError(text)))
+
     def _fill_batch_queue(self) -> None:
         while len(self._batch_queue) < self._batch_queue_size:
-            scheduler_output = self.scheduler.schedule()
+            scheduler_output = self.scheduler.schedule(time.time())
             if scheduler_output is None:
                 return
             try:
                 self._executor.execute_model(scheduler_output)
-                future = self._executor.sample_tokens(None)
+                grammar, failures = self.scheduler.fill_bitmasks()
+                self._refusals += failures
+                future = self._executor.sample_tokens(grammar)
             except EngineDeadError:
                 raise
             except Exception as error:  # as if the workers had said so

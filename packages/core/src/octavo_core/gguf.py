@@ -29,6 +29,7 @@ _SCALARS = {
     12: "d",
 }
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _MAX_ARRAY_DEPTH = 4
 _MAX_DIMENSIONS = 4
 
@@ -225,7 +226,26 @@ class _Reader:
                 f"it states {length} items, more than the file's {self._size} bytes can hold; the "
                 f"file is cut short or damaged"
             )
+        if item_type == _STRING:
+            return self._strings(length)
         return [self._value(item_type, depth + 1) for _ in range(length)]
+
+    def _strings(self, length: int) -> list[str]:
+        """Read as `_string` does, in one loop: a vocabulary has 100,000, which took 0.2 s."""
+        data, size, unpack = self._data, self._size, _LENGTH.unpack_from
+        position = self._position
+        strings = []
+        try:
+            for _ in range(length):
+                start = position + _LENGTH.size
+                position = start + unpack(data, position)[0] if start <= size else size + 1
+                if position > size:
+                    raise self._cut_short()
+                strings.append(data[start:position].decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise self._error("it is not valid UTF-8") from error
+        self._position = position
+        return strings
 
     def _string(self) -> str:
         try:
@@ -239,10 +259,13 @@ class _Reader:
     def _take(self, count: int) -> bytes:
         end = self._position + count
         if end > self._size:
-            raise self._error("the file ends inside it; the file is cut short or damaged")
+            raise self._cut_short()
         chunk = self._data[self._position : end]
         self._position = end
         return chunk
+
+    def _cut_short(self) -> ModelError:
+        return self._error("the file ends inside it; the file is cut short or damaged")
 
     def _error(self, reason: str) -> ModelError:
         return ModelError(f"{self._path}: {self._place}: {reason}.", field=str(self._path))

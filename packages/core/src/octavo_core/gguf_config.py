@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,9 @@ GGUF_ARCHITECTURES = {
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "starcoder2": ("Starcoder2ForCausalLM", "starcoder2"),
 }
+
+# Layers of Gemma 2 27B and Gemma 3 27B.
+_WIDE_GEMMAS = {"gemma2": 46, "gemma3": 62}
 
 Get = Callable[..., Any]
 
@@ -69,6 +73,9 @@ def fields_from_gguf(header: GGUFHeader) -> dict[str, Any]:
         "rms_norm_eps": eps,
         "rope_theta": get("rope.freq_base"),
         "rope_parameters": _rope(header, get),
+        "rope_local_parameters": _local_rope(get, model_type),
+        "attn_logit_softcapping": get("attn_logit_softcapping"),
+        "final_logit_softcapping": get("final_logit_softcapping"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_ids": _eos(metadata),
@@ -76,6 +83,10 @@ def fields_from_gguf(header: GGUFHeader) -> dict[str, Any]:
         "num_experts_per_tok": get("expert_used_count"),
     }
     fields |= _heads(get)
+    if name in _WIDE_GEMMAS and get("block_count") == _WIDE_GEMMAS[name]:
+        # The largest ones divide scores by the width of a head as it would be without a size of
+        # its own; files don't say so.
+        fields["query_pre_attn_scalar"] = get("embedding_length") / fields["num_attention_heads"]
     num_layers = fields["num_hidden_layers"]
     if isinstance(num_layers, int) and num_layers <= MAX_LAYERS:
         fields |= _attention_layers(get, num_layers, family_of(model_type).sliding_pattern)
@@ -143,13 +154,58 @@ def _experts(get: Get, num_layers: int, intermediate_size: Any) -> dict[str, Any
 
 
 def _rope(header: GGUFHeader, get: Get) -> dict[str, Any]:
+    context = get("rope.scaling.original_context_length", get("context_length"))
+    rope: dict[str, Any] = {}
+    rotary, head_dim = get("rope.dimension_count"), get("attention.key_length")
+    if head_dim is None:
+        head_dim = get("embedding_length", 0) // (_largest(get("attention.head_count")) or 1)
+    if rotary and head_dim and rotary < head_dim and not get("attention.kv_lora_rank"):
+        rope["partial_rotary_factor"] = rotary / head_dim
+    if "rope_factors_long.weight" in header.tensors:
+        return rope | {
+            "rope_type": "longrope",
+            "long_factor": _numbers(header, "rope_factors_long.weight"),
+            "short_factor": _numbers(header, "rope_factors_short.weight"),
+            "original_max_position_embeddings": context,
+            "attention_factor": get("rope.scaling.attn_factor", 1.0),
+        }
     if "rope_freqs.weight" in header.tensors:
-        # Llama 3's scaling as a tensor; the worker refuses the kind by this name.
-        return {"rope_type": "rope_freqs"}
+        # Llama 3's scaling, as a factor for each frequency whatever the length.
+        factors = _numbers(header, "rope_freqs.weight")
+        return rope | {
+            "rope_type": "longrope",
+            "long_factor": factors,
+            "short_factor": factors,
+            "original_max_position_embeddings": context,
+            "attention_factor": 1.0,
+        }
     kind = get("rope.scaling.type", "none")
     if kind == "none":
-        return {}
-    return {"rope_type": kind, "factor": get("rope.scaling.factor", 1.0)}
+        return rope
+    rope |= {"rope_type": kind, "factor": get("rope.scaling.factor", 1.0)}
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = context
+    return rope
+
+
+def _local_rope(get: Get, model_type: str) -> dict[str, Any]:
+    """Return the rope of layers with a window, where the family has one."""
+    theta = get("rope.freq_base_swa", family_of(model_type).defaults.get("rope_local_base_freq"))
+    return {} if theta is None else {"rope_theta": theta}
+
+
+def _numbers(header: GGUFHeader, name: str) -> list[float]:
+    """Read a small tensor of float32.
+
+    Raises:
+        ModelError: It isn't there, or of another type.
+    """
+    info = header.tensors.get(name)
+    if info is None or info.type.name != "F32":
+        raise ModelError(f"{header.path}: tensor {name} must be there, as F32.", field=name)
+    with header.path.open("rb") as file:
+        file.seek(info.offset)
+        return list(struct.unpack(f"<{info.num_bytes // 4}f", file.read(info.num_bytes)))
 
 
 def _eos(metadata: Mapping[str, Any]) -> tuple[int, ...]:

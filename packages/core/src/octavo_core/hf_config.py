@@ -54,7 +54,23 @@ _COPIED = (
     "qk_nope_head_dim",
     "qk_rope_head_dim",
     "word_embed_proj_dim",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "n_group",
+    "topk_group",
+    "topk_method",
+    "rope_interleave",
+    "do_layer_norm_before",
+    "scale_attn_by_inverse_layer_idx",
+    "swiglu_alpha",
+    "swiglu_limit",
 )
+
+# Kinds of rope that look back at the context of the time before they were stretched.
+_STRETCHED = ("longrope", "yarn", "llama3")
 
 _LAYER_KINDS = {
     "full_attention": "full",
@@ -90,13 +106,14 @@ def fields_from_config(
     architectures = config.get("architectures") or flat.get("architectures")
     if not isinstance(architectures, list) or not isinstance(_first(architectures), str):
         raise _wrong_type("architectures", architectures, "a list with the name of a class")
-    rope, rope_theta = _rope(flat)
+    rope, rope_theta, local_rope = _rope(flat, get)
     eos = generation_config.get("eos_token_id", flat.get("eos_token_id"))
     fields |= {
         "architecture": architectures[0],
         "model_type": flat.get("model_type"),
         "rope_theta": rope_theta,
         "rope_parameters": rope,
+        "rope_local_parameters": local_rope,
         "dtype": _dtype(config, flat),
         "bos_token_id": _first(flat.get("bos_token_id")),
         "eos_token_ids": as_ids(eos),
@@ -175,19 +192,33 @@ def _heads(get: Any) -> dict[str, Any]:
     return {"num_key_value_heads": num_kv_heads, "head_dim": head_dim}
 
 
-def _rope(flat: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+def _rope(flat: Mapping[str, Any], get: Any) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """Return the kind of rope, its base, and the kind of layers with a window if it is another."""
     name = "rope_parameters" if flat.get("rope_parameters") else "rope_scaling"
     given = flat.get(name) or {}
     if not isinstance(given, Mapping):
         raise _wrong_type(name, given, "an object with a rope_type")
-    rope = dict(given)
+    rope, local = dict(given), {}
     # Gemma 3 in the new spelling has one entry for each kind of layer.
     if isinstance(rope.get("full_attention"), Mapping):
+        local = dict(rope.get("sliding_attention") or {})
         rope = dict(rope["full_attention"])
+    elif flat.get("rope_local_base_freq") is not None:
+        local = {"rope_theta": flat["rope_local_base_freq"]}
     if "type" in rope:
         rope.setdefault("rope_type", rope.pop("type"))
+    if rope.get("rope_type") == "su":
+        rope["rope_type"] = "longrope"  # its first name
+    if rope.get("rope_type") in _STRETCHED:
+        context = flat.get("original_max_position_embeddings") or get("max_position_embeddings")
+        rope.setdefault("original_max_position_embeddings", context)
+    partial = flat.get("partial_rotary_factor")
+    if partial is not None:
+        rope.setdefault("partial_rotary_factor", partial)
     theta = rope.pop("rope_theta", None) or flat.get("rope_theta")
-    return ({} if rope.get("rope_type") == "default" else rope), theta
+    if rope.get("rope_type") == "default":
+        del rope["rope_type"]
+    return rope, theta, local
 
 
 def _dtype(config: Mapping[str, Any], flat: Mapping[str, Any]) -> Any:

@@ -48,6 +48,15 @@ class ModelFamily(NamedTuple):
 
 
 _TIED = {"tie_word_embeddings": True}
+_GEMMA_2 = {
+    **_TIED,
+    "sliding_window": 4096,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
 _GEMMA_3 = {
     **_TIED,
     "num_attention_heads": 8,
@@ -57,16 +66,17 @@ _GEMMA_3 = {
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
     "hidden_act": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
 }
 
 FAMILIES: dict[str, ModelFamily] = {
-    "deepseek_v2": ModelFamily(),
+    "deepseek_v2": ModelFamily(defaults={"norm_topk_prob": False}),
     "deepseek_v3": ModelFamily(),
     "falcon": ModelFamily(gated_mlp=False, layer_norm=True, defaults=_TIED),
     "gemma": ModelFamily(defaults=_TIED),
-    "gemma2": ModelFamily(
-        norms_per_layer=4, sliding_pattern=2, defaults={**_TIED, "sliding_window": 4096}
-    ),
+    "gemma2": ModelFamily(norms_per_layer=4, sliding_pattern=2, defaults=_GEMMA_2),
     "gemma3_text": ModelFamily(
         norms_per_layer=4, qk_norm=True, sliding_pattern=6, defaults=_GEMMA_3
     ),
@@ -96,9 +106,9 @@ FAMILIES: dict[str, ModelFamily] = {
     "phi": ModelFamily(gated_mlp=False, all_bias=True, norms_per_layer=1, layer_norm=True),
     "phi3": ModelFamily(),
     "qwen2": ModelFamily(qkv_bias=True),
-    "qwen2_moe": ModelFamily(qkv_bias=True),
+    "qwen2_moe": ModelFamily(qkv_bias=True, defaults={"norm_topk_prob": False}),
     "qwen3": ModelFamily(qk_norm=True),
-    "qwen3_moe": ModelFamily(qk_norm=True),
+    "qwen3_moe": ModelFamily(qk_norm=True, defaults={"norm_topk_prob": False}),
     # Its layers with linear attention have weights of other shapes.
     "qwen3_next": ModelFamily(qk_norm=True, is_guess=True, defaults={"full_attention_interval": 4}),
     "starcoder2": ModelFamily(gated_mlp=False, all_bias=True, layer_norm=True, defaults=_TIED),

@@ -34,6 +34,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         dtype: Type of the checkpoint's weights, or None if it does not say.
         eos_token_ids: Every id that ends an answer.
         rope_parameters: ``rope_type`` and its values; empty means the default kind.
+        rope_local_parameters: Those of layers with a window, with a ``rope_theta``; empty means
+            that they are like the others.
         sliding_window: Tokens that a layer with a window attends to; None if none has one.
         model_type: Family, for example ``qwen2``.
         head_dim_v: Numbers of one head of v; None means `head_dim`.
@@ -45,6 +47,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         shared_expert_intermediate_size: Width of all experts that see every token, together.
         moe_layers: Indices of the layers with experts.
         word_embed_proj_dim: Width of the embedding, if it is projected to `hidden_size`.
+        query_pre_attn_scalar: Scores are divided by its root; None means by that of `head_dim`.
+        attn_logit_softcapping: Bound of the scores; None for no bound.
+        final_logit_softcapping: Bound of the logits; None for no bound.
+        norm_topk_prob: The weights of a token's experts are brought to a sum of one.
+        routed_scaling_factor: Factor of the weights of experts.
+        n_group: Groups of experts, of which a token looks at `topk_group`.
+        rope_interleave: With MLA, neighbours are rotated together; otherwise halves.
+        do_layer_norm_before: Norms stand before attention and feed-forward, not behind.
+        scale_attn_by_inverse_layer_idx: Scores are divided by the layer's number, from 1.
         quantization: How the checkpoint's weights are stored, if not plainly.
     """
 
@@ -82,6 +93,20 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared_expert_intermediate_size: int = 0
     moe_layers: tuple[int, ...] = ()
     word_embed_proj_dim: int | None = None
+    rope_local_parameters: dict[str, Any] = {}
+    query_pre_attn_scalar: float | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    n_group: int = 1
+    topk_group: int = 1
+    topk_method: str | None = None
+    do_layer_norm_before: bool = True
+    rope_interleave: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
     quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
@@ -166,6 +191,9 @@ _POSITIVE = (
     "kv_lora_rank",
     "q_lora_rank",
     "word_embed_proj_dim",
+    "query_pre_attn_scalar",
+    "n_group",
+    "topk_group",
 )
 _NOT_NEGATIVE = (
     "qk_nope_head_dim",

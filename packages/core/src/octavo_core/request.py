@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from octavo_core.wire import EngineCoreRequest
+from octavo_core.grammar import GrammarMatcher
+from octavo_core.wire import EngineCoreRequest, TokenLogprobs
 
 
 class RequestStatus(enum.IntEnum):
@@ -57,7 +58,14 @@ class Request:
         block_hashes: Hashes of its full blocks, as far as they were needed.
         may_cache: False once the cache was reset while it ran: its blocks are stale.
         num_cached_tokens: Prompt tokens found in the prefix cache when it first ran.
+        prompt_logprobs: Of its prompt tokens from the second on, as far as they are known
+            and not told yet; None if nobody asked, or they were told.
+        scheduled_time: When it first ran, in seconds since the epoch; 0 before.
+        report_due: Its next output tells when it was scheduled and how often preempted.
         max_total_tokens: Prompt and answer end here at the latest.
+        matcher: Follows the answer's known tokens through a grammar, under structured output.
+        num_untold_tokens: How many of the last tokens were forced by the grammar since the
+            worker heard of it last.
     """
 
     __slots__ = (
@@ -70,6 +78,7 @@ class Request:
         "deadline",
         "decode_limit",
         "is_decoding",
+        "matcher",
         "max_total_tokens",
         "may_cache",
         "media",
@@ -81,9 +90,13 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_registered_blocks",
+        "num_untold_tokens",
         "priority",
+        "prompt_logprobs",
+        "report_due",
         "request_id",
         "sampling_params",
+        "scheduled_time",
         "slot",
         "status",
         "stop_ids",
@@ -92,7 +105,12 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, request: EngineCoreRequest, max_model_len: int) -> None:
+    def __init__(
+        self,
+        request: EngineCoreRequest,
+        max_model_len: int,
+        matcher: GrammarMatcher | None = None,
+    ) -> None:
         params = request.sampling_params
         self.request_id = request.request_id
         self.sampling_params = params
@@ -108,8 +126,12 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.scheduled_time = 0.0
+        self.report_due = False
         self.num_registered_blocks = 0
         self.num_awaited_tokens = 0
+        self.num_untold_tokens = 0
+        self.matcher = matcher
         self.is_decoding = False
         self.decode_limit = 0
         self.slot = -1
@@ -120,6 +142,8 @@ class Request:
         self.may_cache = True
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None
+        wants_prompt = params.prompt_logprobs is not None and not request.output_token_ids
+        self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt else None
         self.stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.stop_ids |= frozenset(params.eos_token_ids)
@@ -141,6 +165,11 @@ class Request:
     def is_finished(self) -> bool:
         """True once the request has ended."""
         return self.status > RequestStatus.PREEMPTED
+
+    def take_prompt_logprobs(self) -> list[TokenLogprobs] | None:
+        """Return what there is to tell about the prompt, once."""
+        taken, self.prompt_logprobs = self.prompt_logprobs, None
+        return taken
 
     def ends_with(self, token_id: int) -> bool:
         """Return True if the request ends with `token_id`, which was just appended.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 import msgspec
 
@@ -15,6 +15,12 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 1024
+MAX_REPETITION_PENALTY = 2.0
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIAS_IDS = 1024
+MAX_ALLOWED_TOKEN_IDS = 1 << 20  # more than any vocabulary
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
 SEED_BITS = 63
 
 # A temperature under this is greedy. Who asks for 1e-4 means 0, and dividing by it would
@@ -31,6 +37,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         top_p: Keep the smallest set of tokens whose probability reaches it, in (0, 1].
         top_k: Keep this many tokens; 0 or -1 keeps all.
         min_p: Keep tokens at least this share as likely as the likeliest, in [0, 1].
+        presence_penalty: Taken off the logit of each token that the answer has already,
+            in [-2, 2].
+        frequency_penalty: The same, once for each time that it has it, in [-2, 2].
+        repetition_penalty: Divides positive logits, and multiplies negative ones, of tokens
+            that the prompt or the answer has; above 0, up to 2, and 1 is off.
+        logit_bias: Token ids to numbers that are added to their logits, each in
+            [-100, 100]; at most 1024 ids.
+        allowed_token_ids: The only tokens that may be chosen; None allows all.
+        bad_words: Strings that the answer must not have, as words of their own or as a
+            part of one: the last token of each of their spellings is forbidden where
+            the tokens before it are there. At most 128, of 1 to 256 characters.
         seed: Makes the answer reproducible whatever runs beside it; None draws one.
         max_tokens: Most tokens to generate; None means what the context leaves.
         min_tokens: No end-of-sequence or stop token before this many tokens.
@@ -40,12 +57,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         ignore_eos: Go on after the model's end-of-sequence token.
         logprobs: How many alternatives to report for each token (0 reports the
             chosen one alone), 0 to 20; None reports nothing. Values are raw:
-            taken before temperature and filters.
+            taken before temperature, penalties and filters.
+        prompt_logprobs: The same for the prompt's tokens, of which the first has none.
         detokenize: False leaves the text empty (token ids only).
         skip_special_tokens: Leave special tokens out of the text.
         include_stop_str_in_output: Keep the matched stop string in the text.
         eos_token_ids: The model's end-of-sequence ids. Filled in by the input
             processor, not by users.
+        bad_words_token_ids: The spellings of ``bad_words``, filled in likewise.
         structured_outputs: What the text has to look like; None leaves it free.
 
     Raises:
@@ -69,6 +88,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     eos_token_ids: tuple[int, ...] = ()
     structured_outputs: StructuredOutputsParams | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -88,28 +115,52 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise _invalid("min_tokens", self.min_tokens, "at least 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _invalid("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
-        if self.logprobs is not None:
-            _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        _check_stop(self.stop)
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise _invalid(
-                "stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
-            )
+        for field in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, field)
+            if value is not None:
+                _check_range(field, value, 0, MAX_LOGPROBS)
+        _check_strings("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS)
+        _check_count("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        self._check_logit_rules()
         if self.stop and not self.detokenize:
             raise InvalidRequestError(
                 "stop strings need the text: set detokenize to true, or use stop_token_ids.",
                 field="stop",
             )
 
+    def _check_logit_rules(self) -> None:
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
+        if self.repetition_penalty == 0.0:
+            limit = f"above 0 and at most {MAX_REPETITION_PENALTY}"
+            raise _invalid("repetition_penalty", self.repetition_penalty, limit)
+        _check_count("logit_bias", self.logit_bias or (), MAX_LOGIT_BIAS_IDS)
+        for token_id, bias in (self.logit_bias or {}).items():
+            if not (math.isfinite(bias) and abs(bias) <= MAX_LOGIT_BIAS):
+                raise InvalidRequestError(
+                    f"logit_bias of token {token_id} is {bias}; it must be between "
+                    f"{-MAX_LOGIT_BIAS} and {MAX_LOGIT_BIAS}.",
+                    field="logit_bias",
+                )
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise _invalid("allowed_token_ids", "empty", "at least one id, or None for all")
+            _check_count("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+        _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
+
     def _check_types(self) -> None:
         """Refuse values of a wrong type, which a constructor takes without a word.
 
-        One stop string, and lists in place of tuples, are taken for what they mean.
+        One stop string, lists in place of tuples, and None where there may be several, are
+        taken for what they mean.
         """
         if isinstance(self.stop, str):
             msgspec.structs.force_setattr(self, "stop", (self.stop,))
-        for field in ("stop", "stop_token_ids", "eos_token_ids"):
+        for field in ("stop", "stop_token_ids", "eos_token_ids", "allowed_token_ids", "bad_words"):
             value = getattr(self, field)
+            if value is None and field in ("stop", "stop_token_ids", "bad_words"):
+                value = []
             if isinstance(value, list):
                 msgspec.structs.force_setattr(self, field, tuple(value))
         for field, (is_right, what) in _FIELD_TYPES.items():
@@ -138,11 +189,18 @@ def _is_integers(value: object) -> bool:
     return isinstance(value, tuple) and all(map(_is_integer, value))
 
 
+def _is_bias(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        _is_integer(token_id) and _is_number(bias) for token_id, bias in value.items()
+    )
+
+
 _INTEGER = (_is_integer, "an integer")
 _OPTIONAL_INTEGER = (lambda value: value is None or _is_integer(value), "an integer or None")
 _NUMBER = (_is_number, "a number")
 _BOOL = (_is_bool, "True or False")
 _INTEGERS = (_is_integers, "a list of integers")
+_STRINGS = (_is_strings, "a list of strings")
 
 # Field to what its value has to be: a check, and the words for it.
 _FIELD_TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
@@ -166,6 +224,23 @@ _FIELD_TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda value: value is None or isinstance(value, StructuredOutputsParams),
         "StructuredOutputsParams or None",
     ),
+    "presence_penalty": _NUMBER,
+    "frequency_penalty": _NUMBER,
+    "repetition_penalty": _NUMBER,
+    "logit_bias": (
+        lambda value: value is None or _is_bias(value),
+        "a dict of token ids to numbers, or None",
+    ),
+    "allowed_token_ids": (
+        lambda value: value is None or _is_integers(value),
+        "a list of integers or None",
+    ),
+    "bad_words": _STRINGS,
+    "bad_words_token_ids": (
+        lambda value: isinstance(value, tuple) and all(map(_is_integers, value)),
+        "a tuple of tuples of integers",
+    ),
+    "prompt_logprobs": _OPTIONAL_INTEGER,
 }
 
 
@@ -175,16 +250,18 @@ def _check_range(field: str, value: float, low: float, high: float) -> None:
         raise _invalid(field, value, f"between {low} and {high}")
 
 
-def _check_stop(stop: tuple[str, ...]) -> None:
-    if len(stop) > MAX_STOP_STRINGS:
-        raise _invalid("stop", f"{len(stop)} strings", f"at most {MAX_STOP_STRINGS}")
-    for string in stop:
+def _check_count(field: str, items: Sized, limit: int, what: str = "ids") -> None:
+    if len(items) > limit:
+        raise _invalid(field, f"{len(items)} {what}", f"at most {limit}")
+
+
+def _check_strings(field: str, strings: tuple[str, ...], limit: int, max_chars: int) -> None:
+    _check_count(field, strings, limit, "strings")
+    for string in strings:
         if not string:
-            raise _invalid("stop", "''", "strings that are not empty")
-        if len(string) > MAX_STOP_STRING_CHARS:
-            raise _invalid(
-                "stop", f"a string of {len(string)} characters", f"at most {MAX_STOP_STRING_CHARS}"
-            )
+            raise _invalid(field, "''", "strings that are not empty")
+        if len(string) > max_chars:
+            raise _invalid(field, f"a string of {len(string)} characters", f"at most {max_chars}")
 
 
 def _invalid(field: str, value: object, limit: str) -> InvalidRequestError:

@@ -8,11 +8,15 @@ token; then waiting requests are admitted while budget, slots and blocks last.
 Steps may be scheduled ahead: the tokens of a step in flight are not known, but that they
 will come is, and a request that decodes needs no more to be scheduled again. What it is
 given too much, because the token turns out to end it, is ignored when it comes back.
+
+A request under a grammar is never ahead: which tokens may come next depends on the last one.
+Its steps go on as its tokens come back, while others are ahead of it.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -30,10 +34,18 @@ from octavo_core.errors import (
     QueueFullError,
     RequestFailedError,
 )
+from octavo_core.grammar import GrammarMatcher
 from octavo_core.policies import FCFSPolicy, SchedulingPolicy
 from octavo_core.request import Request, RequestStatus
-from octavo_core.scheduler_output import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from octavo_core.scheduler_output import (
+    GrammarOutput,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+)
 from octavo_core.wire import EngineCoreOutput, EngineCoreRequest, SchedulerStats
+
+logger = logging.getLogger(__name__)
 
 
 class _Step:
@@ -41,32 +53,38 @@ class _Step:
 
     Attributes:
         budget: Tokens that may still be scheduled.
+        now: When it is scheduled, in seconds since the epoch.
         requests, counts, starts: Who computes how many tokens from which position on.
         admitted: Those that enter a slot, with what the prefix cache had for them.
         added: Blocks for those that were in their slot before.
+        constrained: Those whose next token is sampled under a grammar.
     """
 
     __slots__ = (
         "added",
         "admitted",
         "budget",
+        "constrained",
         "counts",
         "effects",
         "freed_slots",
         "has_preempted",
+        "now",
         "requests",
         "starts",
         "step_id",
     )
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, now: float) -> None:
         self.step_id = 0
         self.budget = budget
+        self.now = now
         self.requests: list[Request] = []
         self.counts: list[int] = []
         self.starts: list[int] = []
         self.admitted: list[tuple[Request, CachedPrefix]] = []
         self.added: dict[Request, list[list[int]]] = {}
+        self.constrained: list[Request] = []
         self.has_preempted = False
         self.effects: StepEffects
         self.freed_slots: list[int]
@@ -80,6 +98,8 @@ class _Step:
         request.num_computed_tokens = end
         if end >= len(request.token_ids):
             request.is_decoding = True
+            if request.matcher is not None:
+                self.constrained.append(request)
 
     def take_back(self, request: Request) -> None:
         """Drop a request that became a victim, if it was scheduled already."""
@@ -90,6 +110,8 @@ class _Step:
         del self.requests[index]
         self.budget += self.counts.pop(index)
         request.num_computed_tokens = self.starts.pop(index)
+        if request in self.constrained:
+            self.constrained.remove(request)
 
 
 class Scheduler:
@@ -130,8 +152,13 @@ class Scheduler:
 
     # Requests come and go
 
-    def add_request(self, new_request: EngineCoreRequest) -> None:
+    def add_request(
+        self, new_request: EngineCoreRequest, matcher: GrammarMatcher | None = None
+    ) -> None:
         """Put a request in line.
+
+        Args:
+            matcher: For structured output, at the end of the request's output tokens.
 
         Raises:
             InvalidRequestError: The id is in use, the prompt is empty, or a value can't be.
@@ -143,7 +170,7 @@ class Scheduler:
                 f"request_id {new_request.request_id!r} is in use by a request in flight.",
                 field="request_id",
             )
-        request = Request(new_request, self.max_model_len)
+        request = Request(new_request, self.max_model_len, matcher)
         _check_values(request)
         self._check_fits(request)
         # A request that is resumed on a new engine was let in before.
@@ -232,17 +259,20 @@ class Scheduler:
 
     # One step
 
-    def schedule(self) -> SchedulerOutput | None:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
         """Choose the tokens of the next step and give them their blocks.
 
         Tokens count as computed from here on.
+
+        Args:
+            now: Seconds since the epoch, which only reports carry.
 
         Returns:
             The step, or None if there is nothing to compute before a step in flight is
             complete. With none in flight and a request unfinished there always is: the
             oldest can preempt all others, and alone it fits.
         """
-        step = _Step(self._max_num_batched_tokens)
+        step = _Step(self._max_num_batched_tokens, now)
         if self._bisection:
             self._schedule_suspects(step)
         if not self._bisection:
@@ -256,6 +286,25 @@ class Scheduler:
         self._in_flight.append(step)
         return self._commit(step)
 
+    def fill_bitmasks(self) -> tuple[GrammarOutput | None, list[EngineCoreOutput]]:
+        """Say what the newest step may sample; to be called while its forward pass runs.
+
+        Returns:
+            The masks of the requests under a grammar, if the step samples for any, and the last
+            outputs of requests whose matcher has failed.
+        """
+        slots: list[int] = []
+        masks: list[bytes] = []
+        failures: list[EngineCoreOutput] = []
+        for request in self._in_flight[-1].constrained:
+            assert request.matcher is not None
+            try:
+                masks.append(request.matcher.bitmask())
+                slots.append(request.slot)
+            except Exception as error:
+                failures.append(self._fail_constrained(request, error))
+        return (GrammarOutput(slots, b"".join(masks)) if slots else None), failures
+
     def update_from_output(self, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Append what the oldest step in flight has sampled, and end what is complete.
 
@@ -266,11 +315,17 @@ class Scheduler:
         assert step.step_id == output.step_id, f"step {output.step_id} is not the oldest in flight"
         outputs: list[EngineCoreOutput] = []
         has_ended = False
+        if output.prompt_logprobs:
+            _collect_prompt_logprobs(step, output)
         for request, token_id in zip(step.requests, output.sampled_token_ids, strict=True):
             if token_id < 0:
                 continue
             if request.slot < 0 and not self._was_awaited(request):
                 continue  # it has ended
+            if request.matcher is not None:
+                outputs.append(self._update_constrained(request, request.matcher, token_id))
+                has_ended |= request.is_finished
+                continue
             token_ids = request.token_ids
             token_ids.append(token_id)
             if token_id in request.stop_ids or len(token_ids) >= request.max_total_tokens:
@@ -279,7 +334,8 @@ class Scheduler:
                     self._finish(request)
                     outputs.append(_last_output(request, token_id))
                     continue
-            elif request.num_cached_tokens and len(token_ids) == request.num_prompt_tokens + 1:
+            elif request.report_due:
+                request.report_due = False
                 outputs.append(_first_output(request, token_id))
                 continue
             outputs.append(EngineCoreOutput(request.request_id, [token_id]))
@@ -351,6 +407,11 @@ class Scheduler:
                 if not is_decoding:
                     num_tokens = self._clip(step, request, len(request.token_ids) - start)
                     self._schedule_tokens(step, request, num_tokens)
+                elif request.matcher is not None:
+                    # None if its token is in flight; several after some were forced.
+                    num_known = len(request.token_ids) - start
+                    if num_known > 0:
+                        self._schedule_tokens(step, request, min(num_known, step.budget))
                 elif start < request.max_total_tokens - 1:  # else its last token is in flight
                     self._schedule_tokens(step, request, 1)
 
@@ -395,6 +456,8 @@ class Scheduler:
         request.slot = self._free_slots.pop()
         if request.num_preemptions == 0 and request.num_output_tokens == 0:
             request.num_cached_tokens = min(start, request.num_prompt_tokens)
+            request.scheduled_time = step.now
+        request.report_due = True
         self._num_queued_tokens -= len(request.token_ids)
         self._running.append(request)
         step.admitted.append((request, prefix))
@@ -405,7 +468,7 @@ class Scheduler:
     def _note_progress(self, request: Request) -> None:
         """Tell the prefix cache at once, so that the next one in line finds these blocks."""
         self.blocks.register_full_blocks(request)
-        if request.is_decoding:
+        if request.is_decoding and request.matcher is None:
             # Up to here it needs no new block, and its last token is not in flight.
             request.decode_limit = min(request.capacity, request.max_total_tokens - 1)
 
@@ -438,6 +501,11 @@ class Scheduler:
         """Put a step in the workers' terms."""
         step.effects = self.blocks.take_effects()
         step.freed_slots, self._slots_to_tell = self._slots_to_tell, []
+        forced = []
+        for request in step.requests:
+            if request.num_untold_tokens:
+                forced.append((request.slot, request.token_ids[-request.num_untold_tokens :]))
+                request.num_untold_tokens = 0
         return SchedulerOutput(
             step.step_id,
             step.freed_slots,
@@ -448,6 +516,7 @@ class Scheduler:
             step.starts,
             step.effects.swap_out,
             step.effects.swap_in,
+            forced,
         )
 
     def _clip(self, step: _Step, request: Request, num_tokens: int) -> int:
@@ -464,6 +533,65 @@ class Scheduler:
     def _others_could_start(self, request: Request) -> bool:
         num_others = len(self._policy) - (request.slot < 0)
         return num_others > 0 and bool(self._free_slots) and not self._head_is_blocked
+
+    # Structured output
+
+    def _update_constrained(
+        self, request: Request, matcher: GrammarMatcher, token_id: int
+    ) -> EngineCoreOutput:
+        """Append a token, and those that the grammar leaves no choice about after it.
+
+        Returns:
+            The request's output, which is its last one if the grammar ends here.
+        """
+        is_first = request.num_output_tokens == 0
+        request.token_ids.append(token_id)
+        new_token_ids = [token_id]
+        try:
+            if not request.ends_with(token_id):
+                matcher.accept_tokens(new_token_ids)
+                self._append_forced(request, matcher, new_token_ids)
+                if not request.is_finished and matcher.is_terminated:
+                    request.status = RequestStatus.FINISHED_STOPPED
+        except Exception as error:
+            return self._fail_constrained(request, error, is_updating=True)
+        if request.is_finished:
+            self._finish(request)
+        return EngineCoreOutput(
+            request.request_id,
+            new_token_ids,
+            request.status.finish_reason,
+            request.stop_reason,
+            num_cached_tokens=(request.num_cached_tokens if is_first or request.is_finished else 0),
+        )
+
+    def _append_forced(
+        self, request: Request, matcher: GrammarMatcher, new_token_ids: list[int]
+    ) -> None:
+        if request.sampling_params.logprobs is not None:
+            return  # every token has to have been sampled
+        for token_id in matcher.take_forced_tokens():
+            request.token_ids.append(token_id)
+            new_token_ids.append(token_id)
+            if request.slot >= 0:
+                request.num_untold_tokens += 1
+            else:
+                self._num_queued_tokens += 1
+            if request.ends_with(token_id):
+                return
+
+    def _fail_constrained(
+        self, request: Request, error: Exception, is_updating: bool = False
+    ) -> EngineCoreOutput:
+        """End a request whose matcher has failed."""
+        logger.error("The grammar of request %s failed", request.request_id, exc_info=error)
+        if is_updating:
+            request.status = RequestStatus.FINISHED_ERROR
+            self._finish(request)
+        else:
+            self._end(request, RequestStatus.FINISHED_ERROR)
+        text = f"The grammar of request {request.request_id} failed: {error}"
+        return failure(request.request_id, RequestFailedError(text))
 
     # Ends
 
@@ -486,6 +614,7 @@ class Scheduler:
         request.num_preemptions += 1
         request.is_decoding = False
         request.decode_limit = 0
+        request.num_untold_tokens = 0  # it comes back with all its tokens
         request.may_cache = True
         request.status = RequestStatus.PREEMPTED
         self._num_queued_tokens += len(request.token_ids)
@@ -605,7 +734,12 @@ def _new_request_data(request: Request, prefix: CachedPrefix) -> NewRequestData:
 
 def _first_output(request: Request, token_id: int) -> EngineCoreOutput:
     return EngineCoreOutput(
-        request.request_id, [token_id], num_cached_tokens=request.num_cached_tokens
+        request.request_id,
+        [token_id],
+        num_cached_tokens=request.num_cached_tokens,
+        prompt_logprobs=request.take_prompt_logprobs(),
+        scheduled_time=request.scheduled_time,
+        num_preemptions=request.num_preemptions,
     )
 
 
@@ -616,7 +750,24 @@ def _last_output(request: Request, token_id: int) -> EngineCoreOutput:
         request.status.finish_reason,
         request.stop_reason,
         num_cached_tokens=request.num_cached_tokens,
+        prompt_logprobs=request.take_prompt_logprobs(),
+        scheduled_time=request.scheduled_time,
+        num_preemptions=request.num_preemptions,
     )
+
+
+def _collect_prompt_logprobs(step: _Step, output: ModelRunnerOutput) -> None:
+    """Keep what a step tells about prompts until their first token.
+
+    A prompt that was preempted half-way is computed once more: what is known already of it
+    is left out.
+    """
+    for index, entries in output.prompt_logprobs.items():
+        request = step.requests[index]
+        if request.prompt_logprobs is not None:
+            num_known = len(request.prompt_logprobs) - step.starts[index]
+            assert num_known >= 0, "a prompt's log-probabilities have a gap"
+            request.prompt_logprobs += entries[num_known:]
 
 
 def _with_logprobs(

@@ -50,6 +50,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True, array_like=True):
         blocks_to_swap_out: Pairs of device block and host block to copy to. These come
             first of all, then the next.
         blocks_to_swap_in: Pairs of host block and device block to copy to.
+        forced_tokens: Pairs of slot and tokens that a grammar left no choice about: to append
+            to the slot's tokens before this step, as if they had been sampled.
 
     The worker knows every slot's tokens, since it appends what it samples. A token
     is sampled for a slot if this step computes up to its last known token. Steps are
@@ -65,6 +67,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True, array_like=True):
     num_computed_tokens: list[int]
     blocks_to_swap_out: list[tuple[int, int]] = []
     blocks_to_swap_in: list[tuple[int, int]] = []
+    forced_tokens: list[tuple[int, list[int]]] = []
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -92,8 +95,11 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True):
         sampled_token_ids: For each of ``SchedulerOutput.slots`` the sampled token, or
             -1 where the prompt is not finished yet.
         logprobs: Index into ``slots`` to log-probabilities, for rows that asked.
+        prompt_logprobs: The same for the prompt tokens that follow those computed: the
+            first entry is for position ``num_computed_tokens + 1``.
     """
 
     step_id: int
     sampled_token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = {}
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}

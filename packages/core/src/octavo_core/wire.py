@@ -103,6 +103,11 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
             first token and with the last output.
         error: What went wrong, with finish_reason ``error``; for a person to read.
         error_kind: Name of the class of `octavo_core.errors` that the front raises.
+        prompt_logprobs: One entry for each prompt token but the first, if they were asked
+            for; in the first output.
+        scheduled_time: When the request first ran, in seconds since the epoch; told with
+            `num_preemptions` in the first output after it was admitted, and in the last one.
+        num_preemptions: How often it had to go back in line so far.
     """
 
     request_id: str
@@ -113,6 +118,9 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
     num_cached_tokens: int = 0
     error: str | None = None
     error_kind: str | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    scheduled_time: float = 0.0
+    num_preemptions: int = 0
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, array_like=True):

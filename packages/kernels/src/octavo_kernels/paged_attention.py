@@ -55,6 +55,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """Attend from each token to the tokens of its request up to itself.
 
@@ -64,7 +65,7 @@ def paged_attention(
     the unused part of a block has no influence, even if it is NaN.
 
     On a CPU a token's result is the same bit for bit whatever the batch, the pieces in
-    which its prompt was computed and the number of threads.
+    which its prompt was computed and the number of threads; on a GPU with `batch_invariant`.
 
     Args:
         query: ``[num_tokens, num_heads, head_dim]``.
@@ -83,6 +84,8 @@ def paged_attention(
         key_scale: ``[num_blocks, num_kv_heads, block_size]`` float32, of an 8-bit cache
             that was written with scales.
         value_scale: Like `key_scale`.
+        batch_invariant: Give a token the same bits on a GPU too. Long decodes of few requests
+            are slower then, since their keys are not split.
 
     Returns:
         ``[num_tokens, num_heads, value_head_dim]``, in the type of `query`.
@@ -106,6 +109,7 @@ def paged_attention(
             sinks=sinks,
             key_scale=key_scale,
             value_scale=value_scale,
+            batch_invariant=batch_invariant,
         )
     options = AttentionOptions(scale, window, soft_cap, sinks, key_scale, value_scale)
     if use_cpu(query, key_cache) and fits_cpu_kernel(key_cache, value_cache):

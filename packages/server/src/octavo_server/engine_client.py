@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import Self
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Any, Self
 
 import msgspec
 
@@ -21,6 +23,7 @@ from octavo_core.errors import (
 )
 from octavo_server.engine_link import EngineLink
 from octavo_server.engine_process import EngineProcess
+from octavo_server.metrics import ChoiceProgress, ServingMetrics
 from octavo_server.output_processor import OutputProcessor
 from octavo_server.request_ledger import RequestLedger
 from octavo_server.request_output import OutputDelta
@@ -30,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds that an engine which has said its last word gets to end its workers.
 _END_SECONDS = 2.0
+# An operator function waits for the step that runs; a long prefill takes its time.
+_CALL_SECONDS = 120.0
 # Deltas of one choice that wait for a slow reader are joined when they get this many.
 _JOIN_DELTAS = 64
 # Bytes that may wait for one reader. Text alone never gets there; with 20 log-probabilities a
@@ -61,6 +66,8 @@ class EngineClient:
         stage: What start-up is doing, in words.
         progress: How far that is, from 0 to 1, or None.
         stats: The engine's load after its last step.
+        metrics: What was counted about all requests so far.
+        limits: What the engine's start-up found, once it is done.
     """
 
     def __init__(
@@ -76,9 +83,13 @@ class EngineClient:
         self.stage = "starting the engine process"
         self.progress: float | None = None
         self.stats = wire.SchedulerStats()
+        self.metrics = ServingMetrics()
+        self.limits: wire.Ready | None = None
         self._generations: dict[str, Generation] = {}
         self._ledger = RequestLedger()
         self._num_in_flight = 0
+        self._call_ids = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[Any]] = {}
         self._config: EngineConfig | None = None
         self._closing = False
         self._recovery: asyncio.Task[None] | None = None
@@ -143,7 +154,12 @@ class EngineClient:
             raise self._death.result() if self._death.done() else EngineDeadError("not started")
         assert self.output_processor is not None, "set output_processor before requests come"
         self._check_room(requests)
-        generation = Generation(self, request_id, [request.request_id for request in requests])
+        generation = Generation(
+            self,
+            request_id,
+            [request.request_id for request in requests],
+            self.metrics.start(requests),
+        )
         self._generations[request_id] = generation
         self._num_in_flight += len(requests)
         is_ready = self.state is EngineState.READY
@@ -153,6 +169,42 @@ class EngineClient:
             if is_ready:
                 self._send(wire.AddRequest(request))
         return generation
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call one of the engine's operator functions, between two of its steps.
+
+        Raises:
+            EngineDeadError: The engine is not up.
+            RequestFailedError: It refused, or did not answer in time.
+        """
+        if self.state is not EngineState.READY:
+            raise self._death.result() if self._death.done() else EngineDeadError("not started")
+        call_id = next(self._call_ids)
+        answer = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = answer
+        self._send(wire.UtilityCall(call_id, method, list(args)))
+        try:
+            return await asyncio.wait_for(answer, _CALL_SECONDS)
+        except TimeoutError:
+            raise RequestFailedError(f"the engine did not answer to {method} in time") from None
+        finally:
+            self._calls.pop(call_id, None)
+
+    def abort_requests(self, request_ids: Collection[str] | None) -> list[str]:
+        """End requests with the finish reason ``abort``, which their clients are told.
+
+        Args:
+            request_ids: Of API requests, not of the engine's; None ends all.
+
+        Returns:
+            The ids of those that were in flight.
+        """
+        ended = []
+        for generation in list(self._generations.values()):
+            if request_ids is None or generation.request_id in request_ids:
+                ended.append(generation.request_id)
+                self._end_early(generation)
+        return ended
 
     def fail_all(self, error: OctavoError) -> None:
         """End every generation with `error`, and abort it in the engine."""
@@ -172,6 +224,22 @@ class EngineClient:
         self._fail(EngineDeadError("the server is shutting down"))
         await self._link.close(grace)
 
+    def _end_early(self, generation: Generation) -> None:
+        assert self.output_processor is not None
+        unfinished, now = generation.unfinished, time.time()
+        for index, engine_request_id in unfinished.items():
+            self.output_processor.remove(engine_request_id)
+            delta = OutputDelta(
+                request_id=generation.request_id,
+                index=index,
+                text="",
+                token_ids=[],
+                finish_reason="abort",
+            )
+            self.metrics.add(generation.progress[index], delta, now)
+            generation.put(delta)
+        self._abort(list(unfinished.values()))
+
     def _check_room(self, requests: Sequence[wire.EngineCoreRequest]) -> None:
         """Refuse at once what would only wait; the engine may be busy with a step of seconds."""
         num_requests, limit = len(requests), self._max_num_queued_reqs
@@ -182,6 +250,7 @@ class EngineClient:
                 field="n",
             )
         if self._num_in_flight + num_requests > limit:
+            self.metrics.reject("queue_full")
             raise QueueFullError(
                 f"{self._num_in_flight} answers are in the queue already and this request asks for "
                 f"{num_requests}; the server takes at most {limit} (--max-num-queued-reqs). "
@@ -191,6 +260,7 @@ class EngineClient:
         num_waiting = self._ledger.num_waiting_tokens
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         if limit and num_waiting and num_waiting + num_tokens > limit:
+            self.metrics.reject("queue_full")
             raise QueueFullError(
                 f"prompts of {num_waiting} tokens wait already and this request brings "
                 f"{num_tokens}; the server takes at most {limit} (--max-num-queued-tokens). "
@@ -209,13 +279,23 @@ class EngineClient:
                 self.stage, self.progress = stage, progress
             case wire.Ready():
                 self._on_ready(message)
-            case wire.UtilityResult():
-                logger.warning("Unexpected UtilityResult %d", message.call_id)
+            case wire.UtilityResult(call_id, result, problem):
+                self._settle_call(call_id, result, problem)
+
+    def _settle_call(self, call_id: int, result: Any, problem: str | None) -> None:
+        answer = self._calls.get(call_id)
+        if answer is None or answer.done():
+            return  # nobody waits any more
+        if problem is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(RequestFailedError(problem))
 
     def _on_ready(self, ready: wire.Ready) -> None:
         if self._ready.done():
             self._recovery = asyncio.get_running_loop().create_task(self._resume())
             return
+        self.limits = ready
         self._enter_ready()
         self._ready.set_result(ready)
 
@@ -230,10 +310,13 @@ class EngineClient:
         deltas, finished_early = self.output_processor.process(outputs)
         if finished_early:
             self._abort(finished_early)
+        now = time.time()
         for delta in deltas:
             generation = self._generations.get(delta.request_id)
             if generation is not None:
+                self.metrics.add(generation.progress[delta.index], delta, now)
                 generation.put(delta)
+        self.metrics.end_step()
         self._progressed.set()
 
     def _abort(self, engine_request_ids: list[str]) -> None:
@@ -246,15 +329,17 @@ class EngineClient:
     def _choice_ended(self) -> None:
         self._num_in_flight -= 1
 
-    def _generation_ended(self, request_id: str, unfinished: list[str]) -> None:
-        """Forget a generation, and abort its `unfinished` engine requests."""
-        if self._generations.pop(request_id, None) is None or not unfinished:
+    def _generation_ended(self, generation: Generation, unfinished: dict[int, str]) -> None:
+        """Forget a generation, and abort its `unfinished` engine requests, by their index."""
+        if self._generations.pop(generation.request_id, None) is None or not unfinished:
             return
         self._num_in_flight -= len(unfinished)
+        reason = "abort" if generation.error is None else "error"
         assert self.output_processor is not None
-        for engine_request_id in unfinished:
+        for index, engine_request_id in unfinished.items():
             self.output_processor.remove(engine_request_id)
-        self._abort(unfinished)
+            self.metrics.finish(generation.progress[index], reason, time.time())
+        self._abort(list(unfinished.values()))
 
     # A crash, and what follows
 
@@ -276,6 +361,7 @@ class EngineClient:
             error,
             len(self._ledger),
         )
+        self._fail_calls(EngineDeadError(f"{error}; another one is being started"))
         self.state = EngineState.RESTARTING
         self.stage, self.progress = "starting another engine process", None
         self.stats = wire.SchedulerStats()
@@ -340,7 +426,14 @@ class EngineClient:
             self._ready.exception()  # Nobody may be waiting, which is no mistake.
         if is_news:
             logger.error("The engine has ended: %s", error)
-        self.fail_all(error if isinstance(error, EngineDeadError) else EngineDeadError(str(error)))
+        lost = error if isinstance(error, EngineDeadError) else EngineDeadError(str(error))
+        self._fail_calls(lost)
+        self.fail_all(lost)
+
+    def _fail_calls(self, error: EngineDeadError) -> None:
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(error)
 
 
 class Generation:
@@ -349,19 +442,33 @@ class Generation:
     A list holds at most one delta for each choice: a reader that falls behind gets fewer
     and longer ones. One for which more than `MAX_PENDING_BYTES` wait has stopped reading: its
     request ends.
+
+    Attributes:
+        progress: For each choice, when what happened to it.
+        error: Why all that was not finished has failed, if it has.
     """
 
     def __init__(
-        self, client: EngineClient, request_id: str, engine_request_ids: list[str]
+        self,
+        client: EngineClient,
+        request_id: str,
+        engine_request_ids: list[str],
+        progress: list[ChoiceProgress],
     ) -> None:
         self._client = client
-        self._request_id = request_id
+        self.request_id = request_id
+        self.progress = progress
+        self.error: OctavoError | None = None
         self._unfinished = dict(enumerate(engine_request_ids))
         self._pending: dict[int, list[OutputDelta]] = {}
         self._num_pending_bytes = 0
         self._is_checking = False
-        self._error: OctavoError | None = None
         self._wake = asyncio.Event()
+
+    @property
+    def unfinished(self) -> dict[int, str]:
+        """The engine's ids of the choices that are not complete, by their index."""
+        return dict(self._unfinished)
 
     def put(self, delta: OutputDelta) -> None:
         """Take one delta from the engine."""
@@ -388,7 +495,7 @@ class Generation:
             return
         self._pending.clear()
         self._num_pending_bytes = 0
-        self._error = RequestFailedError(
+        self.error = RequestFailedError(
             f"more than {MAX_PENDING_BYTES} bytes of the answer waited for the client to read them"
         )
         self.close()
@@ -396,13 +503,13 @@ class Generation:
     def fail(self, error: OctavoError) -> None:
         """Raise `error` to the reader once it has read what came before."""
         if self._unfinished:
-            self._error = error
+            self.error = error
         self.close()
 
     def close(self) -> None:
         """Abort every choice that is not finished. Does nothing the second time."""
-        unfinished, self._unfinished = list(self._unfinished.values()), {}
-        self._client._generation_ended(self._request_id, unfinished)
+        unfinished, self._unfinished = self._unfinished, {}
+        self._client._generation_ended(self, unfinished)
         self._wake.set()
 
     def __aiter__(self) -> AsyncIterator[list[OutputDelta]]:
@@ -410,8 +517,8 @@ class Generation:
 
     async def __anext__(self) -> list[OutputDelta]:
         while not self._pending:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             if not self._unfinished:
                 raise StopAsyncIteration
             self._wake.clear()
@@ -442,6 +549,9 @@ def join_deltas(deltas: list[OutputDelta]) -> OutputDelta:
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         logprobs=logprobs if any(delta.logprobs is not None for delta in deltas) else None,
         num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
+        prompt_logprobs=deltas[0].prompt_logprobs,
+        scheduled_time=max(delta.scheduled_time for delta in deltas),
+        num_preemptions=max(delta.num_preemptions for delta in deltas),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import ipaddress
 import json
 import logging
 import math
@@ -12,6 +13,7 @@ import os
 import shlex
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -29,7 +31,9 @@ from octavo_server.engine_process import (
     EngineTarget,
     engine_target,
 )
+from octavo_server.keys import KeyRing, make_key_ring
 from octavo_server.logging_setup import configure_logging
+from octavo_server.tls import make_ssl_context, refresh_certificate
 
 if TYPE_CHECKING:
     import uvicorn
@@ -45,7 +49,6 @@ EXIT_ENGINE_DEAD = 1
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
-_KEEP_ALIVE_SECONDS = 75
 # What waits in the kernel for one client, which Linux would let grow to megabytes. Half of it is
 # lost to bookkeeping; the rest is 2 MB a second at a round trip of 100 ms, and text is less.
 _SEND_BUFFER_BYTES = 256 * 1024
@@ -72,9 +75,12 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
         EngineDeadError: The engine died while it started.
     """
     setproctitle.setproctitle("octavo: front")
-    configure_logging(config.server.log_level, "front")
+    configure_logging(config.server.log_level, "front", json_lines=config.observability.json_logs)
+    _check_parsers(config)
+    keys, ssl_context = make_key_ring(config.access), make_ssl_context(config.access)
     listener = bind_socket(config.server.host, config.server.port)
     with contextlib.closing(listener):
+        warn_of_open_door(config, listener)
         # Until the event loop runs, signals are only noted: an exception in the middle of
         # spawning would leave a process that nobody knows.
         noted: list[int] = []
@@ -87,12 +93,22 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
         # The engine spends seconds on importing torch; it starts before our own imports.
         engine = spawner.spawn()
         try:
-            code = asyncio.run(_Front(config, listener, engine, spawner, noted).run())
+            front = _Front(config, listener, engine, spawner, noted, keys, ssl_context)
+            code = asyncio.run(front.run())
         finally:
             spawner.end()
             _join_loading_thread()
     _flush_output()
     return code
+
+
+def _check_parsers(config: EngineConfig) -> None:
+    """Refuse names of parsers that there are not, before any work is done."""
+    from octavo_server.reasoning_parsers import check_reasoning_parser
+    from octavo_server.tool_parsers import check_tool_parser
+
+    check_tool_parser(config.server.tool_call_parser)
+    check_reasoning_parser(config.server.reasoning_parser)
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -137,7 +153,11 @@ class _Front:
         engine: EngineProcess,
         spawner: EngineSpawner,
         noted_signals: list[int],
+        keys: KeyRing | None = None,
+        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
+        self._keys = keys
+        self._ssl_context = ssl_context
         self._noted_signals = noted_signals
         self._config = config
         self._listener = listener
@@ -150,7 +170,7 @@ class _Front:
     async def run(self) -> int:
         """Serve until a signal or the engine's death, and return the exit code."""
         self._handle_signals()
-        from octavo_server.api.app import create_app
+        from octavo_server.api.app import create_app, guard_app
         from octavo_server.api.context import ServerContext
         from octavo_server.engine_client import EngineClient
         from octavo_server.supervisor import Supervisor
@@ -158,14 +178,20 @@ class _Front:
         restarts = self._config.server.engine_restart
         supervisor = Supervisor(self._spawner.spawn) if restarts else None
         client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs, supervisor)
-        context = ServerContext(client)
-        server = _make_server(create_app(context), self._config)
+        context = ServerContext(client, self._config)
+        context.responses.max_responses = self._config.server.max_stored_responses
+        app = guard_app(create_app(context), context, self._keys)
+        server = _make_server(app, self._config, self._ssl_context)
         self._serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        background = self._start_background(context)
         try:
             return await self._run(context, server)
         finally:
+            for task in background:
+                task.cancel()
             server.should_exit = server.force_exit = True
             await self._until_forced(asyncio.wait({self._serving}, timeout=1.0))
+            await context.grammar_checker.close()
             closing = asyncio.create_task(client.close())
             await self._until_forced(asyncio.wait({closing}))
             if not closing.done():
@@ -191,6 +217,18 @@ class _Front:
             return EXIT_ENGINE_DEAD
         await self._drain(context, server)
         return 0
+
+    def _start_background(self, context: ServerContext) -> list[asyncio.Task[None]]:
+        from octavo_server.stats_log import log_stats
+
+        tasks = []
+        interval = self._config.observability.log_stats_interval
+        if interval:
+            tasks.append(asyncio.create_task(log_stats(context.client, interval)))
+        access = self._config.access
+        if self._ssl_context is not None and access.enable_ssl_refresh:
+            tasks.append(asyncio.create_task(refresh_certificate(self._ssl_context, access)))
+        return tasks
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -240,11 +278,14 @@ class _Front:
         )
         name = model.served_model_name or resolved.name
         client.configure(
-            self._config.replace("the model that was found", model_path=str(resolved.path))
+            self._config.without_secrets().replace(
+                "the model that was found", model_path=str(resolved.path)
+            )
         )
         # Only now, so that the engine does not wait for these imports (0.4 s) to hear of its model.
         from octavo_core.memory_planner import longest_model_len
         from octavo_core.model_spec import read_model_spec
+        from octavo_server.answer_parser import AnswerFormat
         from octavo_server.api.context import LoadedModel
         from octavo_server.input_processor import InputProcessor
         from octavo_server.output_processor import OutputProcessor
@@ -271,6 +312,7 @@ class _Front:
             tokenizer=tokenizer,
             input_processor=input_processor,
             can_chat=chat_problem is None,
+            answer_format=AnswerFormat.of(tokenizer.chat_template, self._config.server),
             sampling_defaults=read_sampling_defaults(resolved.path),
         )
 
@@ -289,7 +331,8 @@ class _Front:
 
     def _announce(self, model: LoadedModel) -> None:
         host, port = self._config.server.host, self._listener.getsockname()[1]
-        print(f"Octavo {__version__} serves {model.name} at http://{_url_host(host)}:{port}")
+        scheme = "http" if self._ssl_context is None else "https"
+        print(f"Octavo {__version__} serves {model.name} at {scheme}://{_url_host(host)}:{port}")
         prompt: Any
         if model.can_chat:
             question = {"role": "user", "content": "What is the capital of France?"}
@@ -299,9 +342,11 @@ class _Front:
         # Greedy: small models say odd things at a temperature of 1.
         body = {"model": model.name, field: prompt, "max_tokens": 64, "temperature": 0}
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        access = self._config.access
+        key = "-H 'X-Api-Key: KEY' " if access.api_key or access.api_key_file else ""
         print(
-            f"curl http://{_url_host(reachable)}:{port}{path} "
-            f"-H 'Content-Type: application/json' "
+            f"curl {scheme}://{_url_host(reachable)}:{port}{path} "
+            f"{key}-H 'Content-Type: application/json' "
             f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}",
             flush=True,
         )
@@ -337,10 +382,28 @@ class _Front:
         forced.cancel()
 
 
-def _make_server(app: Any, config: EngineConfig) -> uvicorn.Server:
+def warn_of_open_door(config: EngineConfig, listener: socket.socket) -> None:
+    """Say so if others than this machine's users get in, and without a key."""
+    access = config.access
+    address = listener.getsockname()[0]
+    if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        return
+    if not access.api_key and access.api_key_file is None:
+        logger.warning(
+            "Anybody who can reach %s may use this server: it was given no --api-key or "
+            "--api-key-file",
+            config.server.host,
+        )
+
+
+def _make_server(
+    app: Any, config: EngineConfig, ssl_context: ssl.SSLContext | None
+) -> uvicorn.Server:
     import uvicorn
 
-    from octavo_server.http_protocol import protocol_class
+    from octavo_server.http_protocol import bounded_protocol, raise_file_limit
+
+    raise_file_limit()
 
     class Server(uvicorn.Server):
         """A server that leaves the signals to us."""
@@ -349,29 +412,34 @@ def _make_server(app: Any, config: EngineConfig) -> uvicorn.Server:
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    # WebSockets are switched off; what to install for them is no help.
-    logging.getLogger("uvicorn.error").addFilter(
-        lambda record: "WebSocket library" not in str(record.msg)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_mistake_of_clients)
+    uvicorn_config = uvicorn.Config(
+        app,
+        backlog=_BACKLOG,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http=bounded_protocol(config.limits, config.server.write_timeout),
+        ws="none",
+        h11_max_incomplete_event_size=config.limits.max_request_header_size,
+        server_header=False,
+        # A client must not be able to say that it is another one.
+        proxy_headers=False,
+        timeout_keep_alive=config.limits.keep_alive_timeout,
+        # Its own limit comes last, behind the steps of `_drain`.
+        timeout_graceful_shutdown=math.ceil(
+            config.server.shutdown_timeout + 2 * _LAST_EVENT_SECONDS
+        ),
     )
-    return Server(
-        uvicorn.Config(
-            app,
-            backlog=_BACKLOG,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            http=protocol_class(config.server.write_timeout),
-            ws="none",
-            server_header=False,
-            # Longer than clients keep idle connections, so that they close first and never
-            # send on one that is closing here.
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            # Its own limit comes last, behind the steps of `_drain`.
-            timeout_graceful_shutdown=math.ceil(
-                config.server.shutdown_timeout + 2 * _LAST_EVENT_SECONDS
-            ),
-        )
-    )
+    uvicorn_config.load()
+    uvicorn_config.ssl = ssl_context
+    return Server(uvicorn_config)
+
+
+def _is_no_mistake_of_clients(record: logging.LogRecord) -> bool:
+    """Keep out what anybody could fill the log with, and what to install for WebSockets."""
+    words = ("Invalid HTTP request", "Unsupported upgrade", "WebSocket library")
+    return not any(part in str(record.msg) for part in words)
 
 
 async def _in_daemon_thread(work: Callable[[], Result]) -> Result:

@@ -1,80 +1,195 @@
-"""What HTTP/1.1 connections are cut for: clients that do not send, or do not read."""
+"""HTTP/1.1 as uvicorn speaks it, with an end to every wait for a client.
+
+uvicorn bounds the size of a header, and how long a connection may be idle between two requests.
+It waits for ever for the rest of a header or a body once the first byte is there, so a few
+thousand clients that send a byte a minute hold all of a server's connections.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
+from collections import OrderedDict
 from typing import Any
 
 import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# Seconds for a request's line and headers, from the connection's first byte on or, before
-# that, from its opening. A client that sends a byte a minute must not hold a place for ever.
-HEADER_TIMEOUT = 60.0
+from octavo_core.config import LimitsConfig
+
+_HEADERS_TOO_LARGE = 431
+_REQUEST_TIMEOUT = 408
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
-def protocol_class(
-    write_timeout: float, header_timeout: float = HEADER_TIMEOUT
-) -> type[asyncio.Protocol]:
-    """Return a protocol for uvicorn that cuts stalled connections.
+class Connections:
+    """The connections of one server that serve no request just now, the longest idle first.
 
     Args:
-        write_timeout: Seconds that a client may leave waiting what it is sent. Counted from when
-            the buffers are full until the client has taken some of it.
-        header_timeout: Seconds for the head of a request.
+        limit: Most connections, idle or not; a further one takes the place of an idle one.
     """
 
-    class Guarded(_GuardedProtocol):
-        pass
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._idle: OrderedDict[BoundedProtocol, None] = OrderedDict()
 
-    Guarded.write_timeout = write_timeout
-    Guarded.header_timeout = header_timeout
-    return Guarded
+    def note_idle(self, protocol: BoundedProtocol) -> None:
+        """Put a connection at the end of the line."""
+        self._idle[protocol] = None
+        self._idle.move_to_end(protocol)
+
+    def note_busy(self, protocol: BoundedProtocol) -> None:
+        """Take a connection out of the line: it has a request, or is gone."""
+        self._idle.pop(protocol, None)
+
+    def make_room(self, num_connections: int) -> bool:
+        """Close an idle connection if there are too many; False if all of them are at work."""
+        if num_connections <= self._limit:
+            return True
+        if not self._idle:
+            return False
+        protocol, _ = self._idle.popitem(last=False)
+        protocol.transport.abort()
+        return True
 
 
-class _GuardedProtocol(H11Protocol):
-    write_timeout: float
-    header_timeout: float
+class BoundedProtocol(H11Protocol):
+    """One connection, with a timer for the header and one for the body of each request."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._stall: asyncio.TimerHandle | None = None
-        self._slow_head: asyncio.TimerHandle | None = None
+    limits = LimitsConfig()
+    idle = Connections(limits.max_connections)
+    write_timeout = 0.0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the first request as long as between two of them."""
         super().connection_made(transport)
-        self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_stall()
-        self._forget_head()
-        super().connection_lost(exc)
+        self._stall: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._awaited = ""
+        if not self.idle.make_room(len(self.connections)):
+            transport.abort()
+            return
+        self.idle.note_idle(self)
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def data_received(self, data: bytes) -> None:
+        """Take what came, and start or stop the timer for what is missing."""
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._forget_head()
-        elif self._slow_head is None:
-            self._await_head()  # a kept-alive connection begins another one
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all timers."""
+        self._await("", 0.0)
+        self._forget_stall()
+        self._unset_keepalive_if_required()
+        self.idle.note_busy(self)
+        super().connection_lost(exc)
 
     def pause_writing(self) -> None:
+        """Give the client `write_timeout` seconds to take some of what waits for it."""
         super().pause_writing()
-        if self._stall is None:
+        if self._stall is None and self.write_timeout:
             self._stall = self.loop.call_later(self.write_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
+        """Go on: the client reads."""
         self._forget_stall()
         super().resume_writing()
 
-    def _await_head(self) -> None:
-        self._slow_head = self.loop.call_later(self.header_timeout, self.transport.abort)
+    def on_response_complete(self) -> None:
+        """Look at what a client has sent ahead."""
+        super().on_response_complete()
+        self._watch()
 
-    def _forget_head(self) -> None:
-        if self._slow_head is not None:
-            self._slow_head.cancel()
-            self._slow_head = None
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or has too large a header, in the form of other errors."""
+        if len(self.conn.trailing_data[0]) > self.limits.max_request_header_size:
+            limit = self.limits.max_request_header_size
+            words = f"the header is larger than {limit} bytes (--max-request-header-size)"
+            self._refuse(_HEADERS_TOO_LARGE, words)
+        else:
+            self._refuse(400, "this is no valid HTTP request")
 
     def _forget_stall(self) -> None:
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+
+    def _watch(self) -> None:
+        state = self.conn.their_state
+        if state is h11.SEND_BODY:
+            self.idle.note_busy(self)
+            self._await("body", self.limits.request_body_timeout)
+        elif state is not h11.IDLE:
+            self.idle.note_busy(self)
+            self._await("", 0.0)
+        else:
+            self.idle.note_idle(self)
+            has_begun = bool(self.conn.trailing_data[0])
+            self._await("header" if has_begun else "", self.limits.request_header_timeout)
+
+    def _await(self, what: str, seconds: float) -> None:
+        """Give the client `seconds` for `what`, from when it was first awaited."""
+        if what == self._awaited:
+            return
+        self._awaited = what
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if what and seconds:
+            self._timer = self.loop.call_later(seconds, self._give_up, what, seconds)
+
+    def _give_up(self, what: str, seconds: float) -> None:
+        if not self.transport.is_closing():
+            flag = f"--request-{what}-timeout"
+            self._refuse(_REQUEST_TIMEOUT, f"the {what} was not complete in {seconds:g} s ({flag})")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer, if no answer has begun, and close."""
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        body = msgspec.json.encode({"error": error})
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            # The client may have done what makes any answer impossible.
+            with contextlib.suppress(h11.LocalProtocolError):
+                for event in (
+                    h11.Response(status_code=status, headers=headers, reason=_REASONS[status]),
+                    h11.Data(data=body),
+                    h11.EndOfMessage(),
+                ):
+                    self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def bounded_protocol(limits: LimitsConfig, write_timeout: float) -> type[BoundedProtocol]:
+    """Return the class of one server's connections.
+
+    Args:
+        limits: What a client may send, and how slowly.
+        write_timeout: Seconds that it may leave waiting what it is sent. Counted from when the
+            buffers are full until it has taken some of it; 0 for no end.
+    """
+    attributes = {
+        "limits": limits,
+        "idle": Connections(limits.max_connections),
+        "write_timeout": write_timeout,
+    }
+    return type("BoundedProtocol", (BoundedProtocol,), attributes)
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many connections as the system allows it.
+
+    The usual soft limit of 1,024 open files dates from ``select``.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

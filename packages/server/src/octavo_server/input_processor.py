@@ -76,6 +76,7 @@ class InputProcessor:
         cache_salt: str | None = None,
         tenant: str | None = None,
         add_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
         field: str = "prompt",
     ) -> list[EngineCoreRequest]:
         """Make the engine's requests for one prompt, one for each of ``params.n`` choices.
@@ -87,6 +88,8 @@ class InputProcessor:
             priority: Lower runs earlier; only 0 where the policy does not look at it.
             tenant: Whom a fair-share policy counts the request for.
             add_special_tokens: Add BOS and EOS to a text where the model asks for them.
+            truncate_prompt_tokens: Keep this many tokens of the prompt's end; -1 keeps what
+                leaves room for the answer.
             field: What errors call the prompt.
 
         Raises:
@@ -99,6 +102,7 @@ class InputProcessor:
             prompt_token_ids = self.tokenizer.encode(prompt, add_special_tokens)
         else:
             prompt_token_ids = list(prompt)
+        prompt_token_ids = self._truncate(prompt_token_ids, truncate_prompt_tokens, params)
         return self._make_requests(
             request_id,
             prompt_token_ids,
@@ -122,6 +126,7 @@ class InputProcessor:
         tenant: str | None = None,
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
+        truncate_prompt_tokens: int | None = None,
         **template_options: Any,
     ) -> list[EngineCoreRequest]:
         """Make the engine's requests for a conversation.
@@ -131,6 +136,7 @@ class InputProcessor:
 
         Args:
             messages: In the shape of OpenAI's API; content is a string or text parts.
+            truncate_prompt_tokens: As in `process`.
             template_options: Further variables of the chat template.
 
         Raises:
@@ -144,6 +150,7 @@ class InputProcessor:
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **template_options
         )
         prompt_token_ids = self._encode_chat(text, marker)
+        prompt_token_ids = self._truncate(prompt_token_ids, truncate_prompt_tokens, params)
         return self._make_requests(
             request_id,
             prompt_token_ids,
@@ -232,7 +239,7 @@ class InputProcessor:
     ) -> list[EngineCoreRequest]:
         self._check_priority(priority)
         self._check_token_ids(prompt_token_ids, field)
-        self._check_stop_token_ids(params)
+        self._check_vocabulary(params)
         params = self._complete(params, self._room(len(prompt_token_ids), field))
         return [
             EngineCoreRequest(
@@ -246,6 +253,22 @@ class InputProcessor:
             )
             for index in range(params.n)
         ]
+
+    def _truncate(
+        self, token_ids: list[int], limit: int | None, params: SamplingParams
+    ) -> list[int]:
+        if limit is None:
+            return token_ids
+        if limit == -1:
+            room = min(self._max_model_len, self._kv_cache_tokens or self._max_model_len)
+            limit = max(1, room - (params.max_tokens or 1))
+        if limit < 1:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens is {limit}; it must be at least 1, or -1 for what the "
+                f"context leaves.",
+                field="truncate_prompt_tokens",
+            )
+        return token_ids[-limit:]
 
     def _check_priority(self, priority: int) -> None:
         if priority != 0 and not self._takes_priority:
@@ -270,14 +293,15 @@ class InputProcessor:
                     field=field,
                 )
 
-    def _check_stop_token_ids(self, params: SamplingParams) -> None:
-        for token_id in params.stop_token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                raise InvalidRequestError(
-                    f"stop_token_ids has {token_id}; token ids of this model's vocabulary are "
-                    f"0 to {self._vocab_size - 1}.",
-                    field="stop_token_ids",
-                )
+    def _check_vocabulary(self, params: SamplingParams) -> None:
+        for field in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            for token_id in getattr(params, field) or ():
+                if not 0 <= token_id < self._vocab_size:
+                    raise InvalidRequestError(
+                        f"{field} has {token_id}; token ids of this model's vocabulary are 0 to "
+                        f"{self._vocab_size - 1}.",
+                        field=field,
+                    )
 
     def _room(self, num_prompt_tokens: int, field: str) -> int:
         """Return how many tokens an answer may have; at least 1."""
@@ -303,12 +327,44 @@ class InputProcessor:
     def _complete(self, params: SamplingParams, room: int) -> SamplingParams:
         """Fill in what the engine has to know. A longer answer than there is room for is cut."""
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        return msgspec.structs.replace(
+        params = msgspec.structs.replace(
             params,
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             max_tokens=max_tokens,
             min_tokens=min(params.min_tokens, max_tokens),
             eos_token_ids=self._eos_token_ids,
+            bad_words_token_ids=spell_bad_words(params.bad_words, self.tokenizer),
+        )
+        _check_choice_left(params)
+        return params
+
+
+def spell_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences of words, each with and without a space before it.
+
+    Vocabularies spell a word in two ways: at the start of a text, and after another one.
+    """
+    spellings: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip(" ")
+        for text in (bare, f" {bare}") if bare else (word,):
+            spellings[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
+    spellings.pop((), None)
+    return tuple(spellings)
+
+
+def _check_choice_left(params: SamplingParams) -> None:
+    """Refuse rules that forbid every token from the first one on."""
+    if params.allowed_token_ids is None:
+        return
+    forbidden = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
+    if params.min_tokens:
+        forbidden |= {*params.eos_token_ids, *params.stop_token_ids}
+    if forbidden.issuperset(params.allowed_token_ids):
+        raise InvalidRequestError(
+            f"allowed_token_ids has {len(set(params.allowed_token_ids))} tokens, and bad_words or "
+            f"min_tokens={params.min_tokens} forbid all of them; allow one more.",
+            field="allowed_token_ids",
         )
 
 
@@ -343,6 +399,8 @@ def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
 def _check_texts(params: SamplingParams, cache_salt: str | None, tenant: str | None) -> None:
     for string in params.stop:
         _check_text("stop", string)
+    for word in params.bad_words:
+        _check_text("bad_words", word)
     if cache_salt is not None:
         _check_text("cache_salt", cache_salt)
     if tenant is not None:

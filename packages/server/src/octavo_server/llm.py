@@ -19,6 +19,8 @@ from itertools import count
 from types import FrameType, TracebackType
 from typing import Any
 
+import msgspec
+
 # tqdm ships no types.
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -28,9 +30,11 @@ from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreRequest
+from octavo_server.grammar_compilers import make_grammar_compiler
 from octavo_server.input_processor import InputProcessor
 from octavo_server.model_source import resolve_model
 from octavo_server.output_processor import OutputProcessor
+from octavo_server.position_logprobs import to_prompt_positions
 from octavo_server.request_output import OutputAccumulator, OutputDelta, RequestOutput
 from octavo_server.sampling_defaults import read_sampling_defaults
 from octavo_server.tokenizer import load_tokenizer
@@ -77,7 +81,8 @@ class LLM:
         )
         self._ids = count()
         self._lock = threading.Lock()
-        self.engine = EngineCore(config, spec, create_executor(config, spec))
+        self._grammars = make_grammar_compiler(resolved.path, spec, self.tokenizer)
+        self.engine = EngineCore(config, spec, create_executor(config, spec), self._grammars)
         try:
             ready = self.engine.start(_no_progress)
         except BaseException:
@@ -182,13 +187,23 @@ class LLM:
             for item, params in zip(items, all_params, strict=True)
         ]
         with self._lock:
+            self._check_grammars(all_params)
             try:
                 self._add(jobs)
                 self._step_until_done(jobs, use_tqdm)
             except BaseException:
                 self._abort(jobs)
                 raise
-        return [job.accumulator.result() for job in jobs]
+        return [self._result(job) for job in jobs]
+
+    def _result(self, job: _Job) -> RequestOutput:
+        result = job.accumulator.result()
+        num_top = job.requests[0].sampling_params.prompt_logprobs
+        entries = result.outputs[0].prompt_logprobs
+        if num_top is None or entries is None:
+            return result
+        positions = to_prompt_positions(self.tokenizer, entries, num_top)
+        return msgspec.structs.replace(result, prompt_logprobs=positions)
 
     def _params_for(self, items: Sequence[Any], params: Params) -> Sequence[SamplingParams]:
         if isinstance(params, SamplingParams):
@@ -210,6 +225,12 @@ class LLM:
                 field="sampling_params",
             )
         return params
+
+    def _check_grammars(self, all_params: Sequence[SamplingParams]) -> None:
+        """Compile all constraints, so that a bad one is told before anything runs."""
+        for params in all_params:
+            if params.structured_outputs is not None:
+                self._grammars.start(params.structured_outputs).result()
 
     def _add(self, jobs: Sequence[_Job]) -> None:
         for job in jobs:

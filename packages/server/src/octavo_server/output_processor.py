@@ -7,12 +7,8 @@ import logging
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from octavo_server.detokenizer import Detokenizer
-from octavo_server.request_output import (
-    OutputDelta,
-    OutputError,
-    PositionLogprob,
-    PositionLogprobs,
-)
+from octavo_server.position_logprobs import to_position
+from octavo_server.request_output import OutputDelta, OutputError, PositionLogprobs
 from octavo_server.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -128,7 +124,12 @@ class _Choice:
         """Return the token that ended the answer and is not part of its text, if there is one."""
         if output.finish_reason != "stop" or not output.new_token_ids:
             return None
-        return None if self._params.include_stop_str_in_output else output.new_token_ids[-1]
+        token_id = output.new_token_ids[-1]
+        params = self._params
+        is_end_token = token_id in params.eos_token_ids or token_id in params.stop_token_ids
+        if params.structured_outputs is not None and not is_end_token:
+            return None  # the grammar has come to its end
+        return None if params.include_stop_str_in_output else token_id
 
     def _delta(self, output: EngineCoreOutput, text: str, num_taken: int) -> OutputDelta:
         finish_reason = output.finish_reason
@@ -150,6 +151,9 @@ class _Choice:
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=output.num_cached_tokens,
             error=error,
+            prompt_logprobs=output.prompt_logprobs,
+            scheduled_time=output.scheduled_time,
+            num_preemptions=output.num_preemptions,
         )
 
     def _logprobs(
@@ -157,16 +161,8 @@ class _Choice:
     ) -> list[PositionLogprobs] | None:
         if logprobs is None or self._params.logprobs is None:
             return None
-        return [self._position(position) for position in logprobs[:num_taken]]
-
-    def _position(self, position: TokenLogprobs) -> PositionLogprobs:
-        pairs = zip(position.token_ids, position.logprobs, strict=True)
-        chosen, *top = [self._one(token_id, logprob) for token_id, logprob in pairs]
-        return PositionLogprobs(chosen, top[: self._params.logprobs], position.rank)
-
-    def _one(self, token_id: int, logprob: float) -> PositionLogprob:
-        token_bytes = self._tokenizer.token_bytes(token_id) or b""
-        return PositionLogprob(token_id, token_bytes.decode(errors="replace"), token_bytes, logprob)
+        num_top = self._params.logprobs
+        return [to_position(self._tokenizer, entry, num_top) for entry in logprobs[:num_taken]]
 
 
 def _make_detokenizer(tokenizer: Tokenizer, params: SamplingParams) -> Detokenizer:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo_core.errors import OctavoError, RequestFailedError, error_named
+from octavo_core.wire import TokenLogprobs
 
 
 class PositionLogprob(msgspec.Struct, frozen=True):
@@ -70,7 +71,12 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: ``stop``, ``length``, ``abort`` or ``error`` in the last delta.
         stop_reason: The stop string or the id out of ``stop_token_ids`` that was met.
         num_cached_tokens: Prompt tokens that came from the prefix cache.
+        scheduled_time: When the engine first ran the choice, in seconds since the epoch; 0 where
+            the delta does not tell it.
+        num_preemptions: How often the choice had to go back in line, where the delta tells it.
         error: Set together with finish_reason ``error``.
+        prompt_logprobs: In the first delta, if asked for: one entry for each token of the
+            prompt but the first, not spelt out yet.
     """
 
     request_id: str
@@ -83,6 +89,9 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     error: OutputError | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    scheduled_time: float = 0.0
+    num_preemptions: int = 0
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +103,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +111,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         prompt: The prompt as text, or None if it came as token ids.
+        prompt_logprobs: One entry for each token of the prompt, if `LLM` was asked for them.
+            The first token follows nothing and has None.
     """
 
     request_id: str
@@ -108,6 +120,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
 
 
 class OutputAccumulator:
@@ -171,6 +184,7 @@ class _Choice:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: OutputError | None = None
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
 
     def add(self, delta: OutputDelta) -> None:
         self.texts.append(delta.text)
@@ -179,6 +193,8 @@ class _Choice:
             if self.logprobs is None:
                 self.logprobs = []
             self.logprobs += delta.logprobs
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
@@ -192,4 +208,5 @@ class _Choice:
             logprobs=self.logprobs,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            prompt_logprobs=self.prompt_logprobs,
         )

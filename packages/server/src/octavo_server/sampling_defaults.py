@@ -12,7 +12,7 @@ from octavo_core.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def read_sampling_defaults(model_path: Path) -> dict[str, Any]:
@@ -39,6 +39,4 @@ def read_sampling_defaults(model_path: Path) -> dict[str, Any]:
             logger.warning("Ignoring %s of %s: %s", field, path.name, error)
         else:
             defaults[field] = value
-    if config.get("repetition_penalty", 1.0) != 1.0:
-        logger.warning("Ignoring repetition_penalty of %s: not supported yet", path.name)
     return defaults

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo_core.sampling_params import SEED_BITS, SamplingParams
 from octavo_core.scheduler_output import NewRequestData, SchedulerOutput
+from octavo_worker.logits_rules import LogitsRules
 
 _FIRST_TOKENS = 1024  # columns of the token table at first
 
@@ -24,30 +25,34 @@ class InputBatch:
         token_ids: ``[max_num_seqs, capacity]`` int32, known tokens.
         num_tokens: ``[max_num_seqs]`` int64, how many of them are known.
         num_prompt_tokens: ``[max_num_seqs]`` int64.
-        block_table: ``[max_num_seqs, capacity]`` int32, block ids in order.
-        num_blocks: ``[max_num_seqs]`` int64.
+        block_tables: For each KV group ``[max_num_seqs, capacity]`` int32, block ids in order.
+        num_blocks: ``[max_num_seqs]`` int64, of each group.
         temperature, top_p, min_p: ``[max_num_seqs]`` float32.
         top_k: ``[max_num_seqs]`` int32, 0 for off.
         seeds: ``[max_num_seqs]`` int64.
-        min_tokens: ``[max_num_seqs]`` int64.
         num_logprobs: ``[max_num_seqs]`` int32, alternatives to report; -1 for no logprobs.
-        sampling_params: By slot, of the requests that are there.
+        num_prompt_logprobs: The same for the tokens of a prompt that is computed the first
+            time; one that comes back with tokens of an answer was reported on before.
+        rules: Penalties, biases, and tokens that are allowed or forbidden.
     """
 
-    def __init__(self, max_num_seqs: int, block_size: int) -> None:
+    def __init__(self, max_num_seqs: int, block_size: int, num_groups: int = 1) -> None:
         self.token_ids = np.zeros((max_num_seqs, _FIRST_TOKENS), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
-        self.block_table = np.zeros((max_num_seqs, -(-_FIRST_TOKENS // block_size)), np.int32)
+        first_blocks = -(-_FIRST_TOKENS // block_size)
+        self.block_tables = [
+            np.zeros((max_num_seqs, first_blocks), np.int32) for _ in range(num_groups)
+        ]
         self.num_blocks = np.zeros(max_num_seqs, np.int64)
         self.temperature = np.zeros(max_num_seqs, np.float32)
         self.top_p = np.ones(max_num_seqs, np.float32)
         self.min_p = np.zeros(max_num_seqs, np.float32)
         self.top_k = np.zeros(max_num_seqs, np.int32)
         self.seeds = np.zeros(max_num_seqs, np.int64)
-        self.min_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
-        self.sampling_params: dict[int, SamplingParams] = {}
+        self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int32)
+        self.rules = LogitsRules(max_num_seqs)
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
         """Bring the slots to the state that a step starts from."""
@@ -56,7 +61,9 @@ class InputBatch:
         for request in scheduler_output.new_requests:
             self._add(request)
         for slot, block_ids in scheduler_output.new_block_ids:
-            self._append_blocks(slot, _only_group(block_ids))
+            self._append_blocks(slot, block_ids)
+        for slot, token_ids in scheduler_output.forced_tokens:
+            self._append_known(slot, token_ids)
 
     def append_tokens(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Append one sampled token to each of `slots`."""
@@ -67,44 +74,50 @@ class InputBatch:
         self.token_ids[slots, ends] = token_ids
         self.num_tokens[slots] += 1
 
+    def _append_known(self, slot: int, token_ids: list[int]) -> None:
+        first = int(self.num_tokens[slot])
+        last = first + len(token_ids)
+        self.token_ids = _widen(self.token_ids, last)
+        self.token_ids[slot, first:last] = token_ids
+        self.num_tokens[slot] = last
+
     def _free(self, slot: int) -> None:
-        self.sampling_params.pop(slot, None)
+        self.rules.clear(slot)
         self.num_tokens[slot] = 0
+        self.num_prompt_logprobs[slot] = -1
         self.num_blocks[slot] = 0
 
     def _add(self, request: NewRequestData) -> None:
+        self._free(request.slot)
         slot, num_tokens = request.slot, len(request.token_ids)
-        self.token_ids = _widen(self.token_ids, num_tokens)
-        self.token_ids[slot, :num_tokens] = request.token_ids
-        self.num_tokens[slot] = num_tokens
+        self._append_known(slot, request.token_ids)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_blocks[slot] = 0
-        self._append_blocks(slot, _only_group(request.block_tables))
+        self._append_blocks(slot, request.block_tables)
         self._set_sampling_params(slot, request.sampling_params)
+        wanted = request.sampling_params.prompt_logprobs
+        if wanted is not None and num_tokens == request.num_prompt_tokens:
+            self.num_prompt_logprobs[slot] = wanted
 
-    def _append_blocks(self, slot: int, block_ids: list[int]) -> None:
+    def _append_blocks(self, slot: int, block_ids: list[list[int]]) -> None:
+        """Append blocks to each group's table; as many for each."""
         first = int(self.num_blocks[slot])
-        last = first + len(block_ids)
-        self.block_table = _widen(self.block_table, last)
-        self.block_table[slot, first:last] = block_ids
+        last = first + len(block_ids[0])
+        for group, added in enumerate(block_ids):
+            table = _widen(self.block_tables[group], last)
+            table[slot, first:last] = added
+            self.block_tables[group] = table
         self.num_blocks[slot] = last
 
     def _set_sampling_params(self, slot: int, params: SamplingParams) -> None:
-        self.sampling_params[slot] = params
+        self.rules.set(slot, params)
         self.temperature[slot] = params.temperature
         self.top_p[slot] = params.top_p
         self.top_k[slot] = min(max(params.top_k, 0), np.iinfo(np.int32).max)
         self.min_p[slot] = params.min_p
         seed = params.seed
         self.seeds[slot] = secrets.randbits(SEED_BITS) if seed is None else seed
-        self.min_tokens[slot] = params.min_tokens
         self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
-
-
-def _only_group(block_tables: list[list[int]]) -> list[int]:
-    """Return the blocks of a model whose layers are all of one KV group, as ours are so far."""
-    (block_ids,) = block_tables
-    return block_ids
 
 
 def _widen(table: NDArray[Any], columns: int) -> NDArray[Any]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo_core.kv_cache_group import KVCacheGroup
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from octavo_core.wire import TokenLogprobs
 from octavo_kernels import AttentionMetadata, swap_blocks
 from octavo_worker.input_batch import InputBatch
 from octavo_worker.models import KVCache, Model
 from octavo_worker.sampler import sample_rows
+from octavo_worker.token_logprobs import prompt_logprobs
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,12 @@ class ModelInput:
     Attributes:
         input_ids: ``[num_tokens]`` int32.
         positions: ``[num_tokens]`` int32.
-        metadata: How the tokens divide into requests.
+        metadata: How the tokens divide into requests, for each KV group.
     """
 
     input_ids: Tensor
     positions: Tensor
-    metadata: AttentionMetadata
+    metadata: list[AttentionMetadata]
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class _ComputedStep:
         rows: ``[num_rows]``, index among them of those that sample.
         slots: ``[num_rows]``, their slots.
         hidden: ``[num_rows, hidden_size]``, hidden states of their last tokens.
+        prompt_logprobs: By index among the slots, for prompts that are to be reported on.
     """
 
     step_id: int
@@ -49,6 +54,7 @@ class _ComputedStep:
     rows: NDArray[np.int64]
     slots: NDArray[np.int64]
     hidden: Tensor
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -59,12 +65,23 @@ class ModelRunner:
         max_num_seqs: Slots of the batch.
         block_size: Tokens in a KV block.
         device: Where the model is.
+        groups: Layers that share a block table; by default all of them do.
     """
 
     def __init__(
-        self, model: Model, *, max_num_seqs: int, block_size: int, device: torch.device
+        self,
+        model: Model,
+        *,
+        max_num_seqs: int,
+        block_size: int,
+        device: torch.device,
+        groups: Sequence[KVCacheGroup] = (),
     ) -> None:
-        self.batch = InputBatch(max_num_seqs, block_size)
+        self.batch = InputBatch(max_num_seqs, block_size, max(len(groups), 1))
+        # Layers that keep nothing in the cache are in no group, and look at no table.
+        self._group_of_layer = {
+            layer: index for index, group in enumerate(groups) for layer in group.layers
+        }
         self.kv_caches: list[KVCache] = []
         self.host_kv_caches: list[KVCache] = []  # the tier that blocks are swapped out to
         self._model = model
@@ -103,30 +120,51 @@ class ModelRunner:
         if len(slots) == 0:  # a step that only frees slots
             return _ComputedStep(scheduler_output.step_id, 0, slots, slots, torch.empty(0))
         model_input = self.prepare_input(scheduler_output)
-        metadata = model_input.metadata
+        metadata = model_input.metadata[0]  # lengths are the same for all groups
         # Where the last known token is computed, the next one can be sampled.
         complete = np.array(metadata.host_seq_lens, np.int64) == self.batch.num_tokens[slots]
         rows = np.flatnonzero(complete)
         last_tokens = np.array(metadata.host_query_start_loc, np.int64)[1:][rows] - 1
-        hidden = _take_rows(self.forward(model_input, self.kv_caches), last_tokens)
-        return _ComputedStep(scheduler_output.step_id, len(slots), rows, slots[rows], hidden)
+        hidden = self.forward(model_input, self.kv_caches)  # [num_tokens, hidden_size]
+        reports: dict[int, list[TokenLogprobs]] = {}
+        if (self.batch.num_prompt_logprobs[slots] >= 0).any():
+            reports = prompt_logprobs(
+                hidden,
+                self._model.compute_logits,
+                self.batch,
+                slots,
+                metadata.host_query_start_loc,
+                scheduler_output.num_computed_tokens,
+            )
+        return _ComputedStep(
+            scheduler_output.step_id,
+            len(slots),
+            rows,
+            slots[rows],
+            _take_rows(hidden, last_tokens),
+            reports,
+        )
 
     @torch.inference_mode()
     def _sample(self, step: _ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         sampled = np.full(step.num_slots, -1, np.int64)
         if len(step.rows) == 0:
-            return ModelRunnerOutput(step.step_id, sampled.tolist())
+            return ModelRunnerOutput(step.step_id, sampled.tolist(), {}, step.prompt_logprobs)
         logits = self._model.compute_logits(step.hidden)  # [num_rows, vocab_size]
         token_ids, logprobs = sample_rows(logits, self.batch, step.slots, grammar)
         self.batch.append_tokens(step.slots, token_ids)
         sampled[step.rows] = token_ids
         by_index = {int(step.rows[row]): value for row, value in logprobs.items()}
-        return ModelRunnerOutput(step.step_id, sampled.tolist(), by_index)
+        return ModelRunnerOutput(step.step_id, sampled.tolist(), by_index, step.prompt_logprobs)
 
     def forward(self, model_input: ModelInput, kv_caches: list[KVCache]) -> Tensor:
         """Compute the last hidden states, ``[num_tokens, hidden_size]``."""
+        metadata = [
+            model_input.metadata[self._group_of_layer.get(layer, 0)]
+            for layer in range(len(kv_caches))
+        ]
         return self._model.forward(
-            model_input.input_ids, model_input.positions, kv_caches, model_input.metadata
+            model_input.input_ids, model_input.positions, kv_caches, metadata
         )
 
     def prepare_input(self, scheduler_output: SchedulerOutput) -> ModelInput:
@@ -146,16 +184,19 @@ class ModelRunner:
         row_of = np.repeat(np.arange(len(slots)), query_lens)  # [num_tokens]
         positions = np.arange(query_start_loc[-1]) - (query_start_loc[:-1] - num_computed)[row_of]
         input_ids = self.batch.token_ids[slots[row_of], positions]
-        blocks = self.batch.block_table[slots[row_of], positions // self._block_size]
-        slot_mapping = blocks.astype(np.int64) * self._block_size + positions % self._block_size
+        block_of, offset = np.divmod(positions, self._block_size)
+        slot_mappings = [
+            table[slots[row_of], block_of].astype(np.int64) * self._block_size + offset
+            for table in self.batch.block_tables
+        ]
         max_blocks = -(-int(seq_lens.max(initial=0)) // self._block_size)
         return self.to_device(
             input_ids=input_ids,
             positions=positions,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            slot_mapping=slot_mapping,
-            block_tables=self.batch.block_table[slots, :max_blocks],
+            slot_mappings=slot_mappings,
+            block_tables=[table[slots, :max_blocks] for table in self.batch.block_tables],
         )
 
     def to_device(
@@ -165,14 +206,15 @@ class ModelRunner:
         positions: NDArray[np.int64],
         query_start_loc: NDArray[np.int64],
         seq_lens: NDArray[np.int64],
-        slot_mapping: NDArray[np.int64],
-        block_tables: NDArray[np.int32],
+        slot_mappings: Sequence[NDArray[np.int64]],
+        block_tables: Sequence[NDArray[np.int32]],
     ) -> ModelInput:
         """Copy a flat batch to the device, all arrays in one transfer.
 
         Everything fits int32: a cache of 2**31 slots would be larger than any memory.
         """
-        arrays = (input_ids, positions, query_start_loc, seq_lens, slot_mapping, block_tables)
+        arrays: list[NDArray[Any]] = [input_ids, positions, query_start_loc, seq_lens]
+        arrays += [*slot_mappings, *block_tables]
         parts: Sequence[Tensor]
         if self._device.type == "cpu":
             parts = [torch.from_numpy(array.astype(np.int32, order="C")) for array in arrays]
@@ -182,15 +224,19 @@ class ModelRunner:
             )
             on_device = torch.from_numpy(packed).to(self._device)
             parts = torch.split(on_device, [array.size for array in arrays])
-        metadata = AttentionMetadata(
-            query_start_loc=parts[2],
-            seq_lens=parts[3],
-            block_tables=parts[5].view(block_tables.shape),
-            slot_mapping=parts[4],
-            host_query_start_loc=query_start_loc.tolist(),
-            host_seq_lens=seq_lens.tolist(),
-            block_size=self._block_size,
-        )
+        starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
+        metadata = [
+            AttentionMetadata(
+                query_start_loc=parts[2],
+                seq_lens=parts[3],
+                block_tables=parts[4 + len(slot_mappings) + group].view(table.shape),
+                slot_mapping=parts[4 + group],
+                host_query_start_loc=starts,
+                host_seq_lens=lengths,
+                block_size=self._block_size,
+            )
+            for group, table in enumerate(block_tables)
+        ]
         return ModelInput(parts[0], parts[1], metadata)
 
     def _swap_blocks(self, scheduler_output: SchedulerOutput) -> None:
@@ -199,7 +245,7 @@ class ModelRunner:
         into = _last_copies(scheduler_output.blocks_to_swap_in)
         if not len(out) and not len(into):
             return
-        for device, host in zip(self.kv_caches, self.host_kv_caches, strict=True):
+        for device, host in _distinct(self.kv_caches, self.host_kv_caches):
             for device_cache, host_cache in zip(device, host, strict=True):
                 swap_blocks(device_cache, host_cache, out)
                 swap_blocks(host_cache, device_cache, into)
@@ -224,6 +270,14 @@ def _take_rows(hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
         # Some kilobytes, for which torch would wake its threads, while ours may still spin.
         return torch.from_numpy(hidden.numpy()[rows])
     return hidden[torch.from_numpy(rows).to(hidden.device)]
+
+
+def _distinct(
+    device: Sequence[KVCache], host: Sequence[KVCache]
+) -> Iterable[tuple[KVCache, KVCache]]:
+    """Pair the caches up; layers of other groups may be in the same ones."""
+    pairs = zip(device, host, strict=True)
+    return {id(pair[0].key): pair for pair in pairs if pair[0].key.numel()}.values()
 
 
 def _last_copies(pairs: list[tuple[int, int]]) -> Tensor:

@@ -12,16 +12,11 @@ from octavo_core.scheduler_output import GrammarOutput
 from octavo_core.wire import TokenLogprobs
 from octavo_kernels import (
     SamplingMetadata,
-    TokenEntries,
     apply_bitmask,
-    compute_logprobs,
-    mask_logits,
     sample,
 )
 from octavo_worker.input_batch import InputBatch
-
-# What minus infinity is reported as, since JSON has no word for it.
-MIN_LOGPROB = -9999.0
+from octavo_worker.token_logprobs import token_logprobs
 
 
 def sample_rows(
@@ -32,9 +27,12 @@ def sample_rows(
 ) -> tuple[NDArray[np.int64], dict[int, TokenLogprobs]]:
     """Sample the next token of each row.
 
+    Log-probabilities are taken first, of the logits as they are. Then come the tokens that
+    are allowed, bad words, ends that come too early, biases, penalties and the grammar; then
+    temperature, min-p, top-k and top-p.
+
     Args:
-        logits: ``[num_rows, vocab_size]`` float32, as the model gave them; masks may be
-            written into it.
+        logits: ``[num_rows, vocab_size]`` float32, as the model gave them; may be written into.
         batch: Tokens and sampling parameters, by slot.
         slots: ``[num_rows]``, the slot of each row.
         grammar: Which tokens are allowed, for slots under structured output.
@@ -42,17 +40,17 @@ def sample_rows(
     Returns:
         Token ids ``[num_rows]``, and log-probabilities by row for those that asked.
     """
-    early_rows = _early_rows(batch, slots)
+    has_rules = batch.rules.would_change(batch, slots)
     reports_logprobs = bool((batch.num_logprobs[slots] >= 0).any())
-    allowed = logits
-    # Log-probabilities are of the logits as they are, so a mask needs a copy only beside them.
-    if reports_logprobs and (len(early_rows) or grammar is not None):
-        allowed = logits.clone()
-    if len(early_rows):
-        _mask_early_ends(allowed, batch, slots, early_rows)
+    changed = logits
+    # Log-probabilities are of the logits as they are, so only beside them a copy is needed.
+    if reports_logprobs and (has_rules or grammar is not None):
+        changed = logits.clone()
+    if has_rules:
+        batch.rules.apply(changed, batch, slots)
     if grammar is not None:
-        _mask_grammar(allowed, slots, grammar)
-    token_ids = sample(allowed, _sampling_metadata(batch, slots))
+        _mask_grammar(changed, slots, grammar)
+    token_ids = sample(changed, _sampling_metadata(batch, slots))
     logprobs = _token_logprobs(logits, token_ids, batch, slots) if reports_logprobs else {}
     return token_ids.cpu().numpy(), logprobs
 
@@ -69,33 +67,6 @@ def _sampling_metadata(batch: InputBatch, slots: NDArray[np.int64]) -> SamplingM
         # The token's own index: the same alone, in a crowd, and after a preemption.
         positions=batch.num_tokens[slots],
     )
-
-
-def _early_rows(batch: InputBatch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the rows that have not reached their ``min_tokens``."""
-    min_tokens = batch.min_tokens[slots]
-    if not min_tokens.any():
-        return np.empty(0, np.int64)
-    num_output_tokens = batch.num_tokens[slots] - batch.num_prompt_tokens[slots]
-    return np.flatnonzero(num_output_tokens < min_tokens)
-
-
-def _mask_early_ends(
-    logits: Tensor, batch: InputBatch, slots: NDArray[np.int64], early_rows: NDArray[np.int64]
-) -> None:
-    """Forbid ending tokens to rows that have not reached their ``min_tokens``, in place."""
-    rows, token_ids = [], []
-    for row in early_rows.tolist():
-        params = batch.sampling_params[int(slots[row])]
-        ends = {*params.eos_token_ids, *params.stop_token_ids}
-        known = [token_id for token_id in ends if token_id < logits.shape[-1]]
-        token_ids += known
-        rows += [row] * len(known)
-    entries = TokenEntries(
-        torch.tensor(rows, dtype=torch.int64, device=logits.device),
-        torch.tensor(token_ids, dtype=torch.int64, device=logits.device),
-    )
-    mask_logits(logits, forbidden=entries)
 
 
 def _mask_grammar(logits: Tensor, slots: NDArray[np.int64], grammar: GrammarOutput) -> None:
@@ -115,15 +86,7 @@ def _token_logprobs(
     logits: Tensor, token_ids: Tensor, batch: InputBatch, slots: NDArray[np.int64]
 ) -> dict[int, TokenLogprobs]:
     counts = batch.num_logprobs[slots]
-    wanted = {row: int(counts[row]) for row in np.flatnonzero(counts >= 0).tolist()}
-    rows = torch.tensor(list(wanted), device=logits.device)
-    found = compute_logprobs(logits[rows], token_ids[rows], max(wanted.values()))
-    # The sampled token first, then the likeliest ones; [num_wanted, 1 + num_top].
-    ids = torch.cat((token_ids[rows].unsqueeze(-1), found.top_token_ids), dim=-1).tolist()
-    logprobs = torch.cat((found.sampled.unsqueeze(-1), found.top), dim=-1)
-    values = logprobs.clamp_(min=MIN_LOGPROB).tolist()
-    ranks = found.ranks.tolist()
-    return {
-        row: TokenLogprobs(ids[index][: 1 + count], values[index][: 1 + count], ranks[index])
-        for index, (row, count) in enumerate(wanted.items())
-    }
+    wanted = np.flatnonzero(counts >= 0)
+    rows = torch.from_numpy(wanted).to(logits.device)
+    reports = token_logprobs(logits[rows], token_ids[rows], counts[wanted].tolist())
+    return dict(zip(wanted.tolist(), reports, strict=True))

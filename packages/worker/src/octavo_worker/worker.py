@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError
@@ -36,6 +35,7 @@ from octavo_worker.device import (
     resolve_weight_form,
     use_cpu_threads,
 )
+from octavo_worker.kv_caches import allocate_kv_caches
 from octavo_worker.loading import load_weights
 from octavo_worker.model_runner import ModelInput, ModelRunner
 from octavo_worker.models import KVCache, resolve_model_class
@@ -122,6 +122,7 @@ class Worker:
             max_num_seqs=self._config.scheduler.max_num_seqs,
             block_size=self._config.cache.block_size,
             device=self.device,
+            groups=self._spec.kv_cache_groups(),
         )
 
     def determine_available_memory(self) -> int:
@@ -267,26 +268,9 @@ class Worker:
         return (num_tokens * max(feed_forward, attention) + gathered) * width + logits
 
     def _make_kv_caches(self, num_blocks: int, device: torch.device) -> list[KVCache]:
-        spec = self._spec
-        shape = (
-            num_blocks,
-            spec.num_key_value_heads,
-            self._config.cache.block_size,
-            spec.head_dim,
+        return allocate_kv_caches(
+            self._spec, num_blocks, self._config.cache.block_size, self.kv_cache_dtype, device
         )
-        return [
-            KVCache(self._zeros(shape, device), self._zeros(shape, device))
-            for _ in range(spec.num_hidden_layers)
-        ]
-
-    def _zeros(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        dtype = self.kv_cache_dtype
-        if device.type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=device)
-        # Zeroed memory from the system is not touched until it is used; torch.zeros would
-        # write all of it, 1 s for 4 GiB.
-        num_bytes = math.prod(shape) * dtype.itemsize
-        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
 
     @torch.inference_mode()
     def _dummy_step(self, query_lens: list[int], num_logits: int = 1) -> int:
@@ -300,7 +284,8 @@ class Worker:
         kv_caches = self._make_kv_caches(num_blocks, self.device)
         hidden = self.runner.forward(model_input, kv_caches)
         self.model.compute_logits(hidden[:1].expand(num_logits, -1))
-        return sum(cache.nbytes for pair in kv_caches for cache in pair)
+        keys_and_values = {id(cache): cache for pair in kv_caches for cache in pair}
+        return sum(cache.nbytes for cache in keys_and_values.values())
 
     def _dummy_input(self, query_lens: list[int], block_size: int) -> tuple[ModelInput, int]:
         lengths = np.array(query_lens, np.int64)
@@ -308,6 +293,7 @@ class Worker:
         max_blocks = -(-int(lengths.max()) // block_size)
         block_ids = np.arange(len(lengths) * max_blocks, dtype=np.int32)
         query_start_loc = np.concatenate(([0], np.cumsum(lengths)))
+        num_groups = max(len(self._spec.kv_cache_groups()), 1)
         slot_mapping = np.concatenate(
             [
                 row * max_blocks * block_size + np.arange(end - start)
@@ -319,8 +305,8 @@ class Worker:
             positions=positions,
             query_start_loc=query_start_loc,
             seq_lens=lengths,
-            slot_mapping=slot_mapping,
-            block_tables=block_ids.reshape(len(lengths), max_blocks),
+            slot_mappings=[slot_mapping] * num_groups,
+            block_tables=[block_ids.reshape(len(lengths), max_blocks)] * num_groups,
         )
         return model_input, block_ids.size
 

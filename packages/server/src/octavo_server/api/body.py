@@ -22,20 +22,17 @@ from octavo_server.api.gate import shutting_down
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_DEPTH = 100
 
 # A larger body is parsed in a thread, so that it doesn't hold up the streams.
 _INLINE_BYTES = 64 * 1024
 # A body over the limit is read and dropped up to here, since a client that is still
 # sending does not see the answer.
-_MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
+_MAX_DISCARDED = 4
 _MAX_SHOWN_VALUE = 80
-# Seconds for a whole body. 16 MiB in it are 140 KB/s; who sends less holds a place for nothing.
-BODY_TIMEOUT = 120.0
 
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_NO_FIELD = re.compile(r"<[a-z ]+>|\[key\]")
+_NO_FIELD = re.compile(r"<[a-z_ ]+>|\[key\]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -105,34 +102,29 @@ async def _unless_draining(context: ServerContext, reading: Awaitable[bytes]) ->
     task = asyncio.ensure_future(reading)
     watcher = asyncio.ensure_future(context.drain.wait())
     try:
-        await asyncio.wait(
-            {task, watcher}, timeout=BODY_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise shutting_down() if watcher.done() else _too_slow()
+            raise shutting_down()
         return task.result()
     finally:
         watcher.cancel()
         task.cancel()
 
 
-def _too_slow() -> ApiError:
-    return ApiError(408, f"the body was not complete after {BODY_TIMEOUT:g} seconds")
-
-
 async def _read_body(request: Request) -> bytes:
+    limit = context_of(request).config.limits.max_request_body_size
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size <= MAX_BODY_BYTES:
+        if size <= limit:
             chunks.append(chunk)
-        elif size > _MAX_DISCARDED_BYTES:
+        elif size > _MAX_DISCARDED * limit:
             break
-    if size > MAX_BODY_BYTES:
+    if size > limit:
         raise ApiError(
             413,
-            f"the body is larger than {MAX_BODY_BYTES} bytes (16 MiB)",
+            f"the body is larger than {limit} bytes (--max-request-body-size)",
             code="request_too_large",
         )
     return b"".join(chunks)

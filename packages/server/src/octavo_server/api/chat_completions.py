@@ -9,19 +9,36 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo_server.answer_events import (
+    AnswerEvent,
+    ArgumentsDelta,
+    CallStart,
+    CollectedAnswer,
+    ReasoningDelta,
+    collect,
+)
+from octavo_server.api.answer_reader import AnswerReader, by_kind
+from octavo_server.api.answers import ChatCompletionAnswer
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import LoadedModel, context_of
+from octavo_server.api.conversation import Conversation, PreparedConversation, prepare
 from octavo_server.api.generation import Job, answer, new_request_id
 from octavo_server.api.logprobs import chat_logprobs
 from octavo_server.api.messages import to_template_messages
+from octavo_server.api.openapi import documented
 from octavo_server.api.protocol import ChatCompletionRequest
 from octavo_server.api.sampling import to_sampling_params
+from octavo_server.api.structured_outputs import constraint_field
+from octavo_server.api.tool_use import tool_use_of
 from octavo_server.request_output import CompletionOutput, OutputDelta
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post(
+    "/v1/chat/completions",
+    **documented(body=ChatCompletionRequest, answer=ChatCompletionAnswer, streams=True),
+)
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     body = await parse_body(request, ChatCompletionRequest)
@@ -46,18 +63,29 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     request_id = new_request_id("chatcmpl")
-    requests = model.input_processor.process_chat(
-        request_id,
-        to_template_messages(body.messages),
-        params,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt,
-        tenant=body.tenant,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        **_template_options(body),
+    messages = to_template_messages(body.messages)
+    goes_on = bool(body.continue_final_message)
+    conversation = Conversation(
+        messages=messages[:-1] if goes_on else messages,
+        prefill=messages[-1]["content"] if goes_on else None,
+        params=params,
+        tool_use=tool_use_of(body),
+        template_options=body.chat_template_kwargs or {},
+        reasoning_effort=body.reasoning_effort,
+        shows_reasoning=body.include_reasoning is not False,
+        add_generation_prompt=goes_on or body.add_generation_prompt is not False,
+        request_options={
+            "priority": body.priority or 0,
+            "cache_salt": body.cache_salt,
+            "tenant": body.tenant,
+            "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        },
     )
+    prepared = prepare(model, request_id, conversation)
     return_token_ids = bool(body.return_token_ids)
+    requests = prepared.requests
     extra = {"prompt_token_ids": requests[0].prompt_token_ids} if return_token_ids else {}
+    chat_format = _ChatFormat(prepared, return_token_ids, bool(body.return_tokens_as_token_ids))
     return Job(
         request_id=request_id,
         model=model,
@@ -65,83 +93,123 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
-        format=_ChatFormat(params.n, return_token_ids),
+        constraint_field=constraint_field(body),
+        format=chat_format,
         extra=extra,
+        prompt_logprobs=body.prompt_logprobs,
+        usage_details=chat_format.usage_details,
     )
-
-
-# Names that `process_chat` takes for itself, which a template option must not override.
-_RESERVED = frozenset(
-    {
-        "self",
-        "request_id",
-        "messages",
-        "params",
-        "arrival_time",
-        "priority",
-        "cache_salt",
-        "tenant",
-        "add_generation_prompt",
-        "tools",
-    }
-)
-
-
-def _template_options(body: ChatCompletionRequest) -> dict[str, Any]:
-    options = body.chat_template_kwargs or {}
-    return {name: value for name, value in options.items() if name not in _RESERVED}
 
 
 class _ChatFormat:
     """Choices of ``/v1/chat/completions``.
 
     Args:
-        num_choices: The request's ``n``.
+        prepared: The conversation.
         return_token_ids: Add the answer's token ids.
+        as_token_ids: Write ids in place of the tokens' texts in log-probabilities.
     """
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, num_choices: int, return_token_ids: bool) -> None:
-        self._num_choices = num_choices
+    def __init__(
+        self, prepared: PreparedConversation, return_token_ids: bool, as_token_ids: bool
+    ) -> None:
+        self._as_token_ids = as_token_ids
         self._return_token_ids = return_token_ids
+        self._choices = [AnswerReader(prepared) for _ in prepared.requests]
 
     def first_chunks(self) -> list[dict[str, Any]]:
         """Say who speaks."""
         delta = {"role": "assistant", "content": ""}
         return [
             {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            for index in range(self._num_choices)
+            for index in range(len(self._choices))
         ]
 
-    def chunk(self, delta: OutputDelta) -> dict[str, Any] | None:
-        """Write one delta."""
-        shown = delta.text or delta.finish_reason or delta.logprobs
-        if not shown and not (self._return_token_ids and delta.token_ids):
-            return None
-        choice = {
-            "index": delta.index,
-            "delta": {"content": delta.text} if delta.text or not delta.finish_reason else {},
-            "logprobs": chat_logprobs(delta.logprobs),
-            "finish_reason": delta.finish_reason,
-        }
+    def chunks(self, delta: OutputDelta) -> list[dict[str, Any]]:
+        """Write one delta, each kind of content in a chunk of its own."""
+        reader = self._choices[delta.index]
+        parts = [_delta(part) for part in by_kind(reader.push(delta))]
+        if not parts:
+            shown = delta.finish_reason or delta.logprobs or delta.prompt_logprobs
+            if not shown and not (self._return_token_ids and delta.token_ids):
+                return []
+            parts = [{} if delta.finish_reason else {"content": ""}]
+        chunks: list[dict[str, Any]] = [
+            {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None}
+            for part in parts
+        ]
+        chunks[0]["logprobs"] = chat_logprobs(delta.logprobs, as_token_ids=self._as_token_ids)
         if delta.finish_reason is not None:
-            choice["stop_reason"] = delta.stop_reason
-        return self._with_ids(choice, delta.token_ids)
+            chunks[-1]["finish_reason"] = reader.finish_reason
+            chunks[-1]["stop_reason"] = delta.stop_reason
+        if self._return_token_ids:
+            chunks[0]["token_ids"] = delta.token_ids
+        return chunks
 
     def choice(self, output: CompletionOutput) -> dict[str, Any]:
         """Write a whole choice."""
+        reader = self._choices[output.index]
+        answer = collect(reader.push_whole(output))
         choice = {
             "index": output.index,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
-            "logprobs": chat_logprobs(output.logprobs),
-            "finish_reason": output.finish_reason,
+            "message": _message(answer),
+            "logprobs": chat_logprobs(output.logprobs, as_token_ids=self._as_token_ids),
+            "finish_reason": reader.finish_reason,
             "stop_reason": output.stop_reason,
         }
-        return self._with_ids(choice, output.token_ids)
-
-    def _with_ids(self, choice: dict[str, Any], token_ids: list[int]) -> dict[str, Any]:
         if self._return_token_ids:
-            choice["token_ids"] = token_ids
+            choice["token_ids"] = output.token_ids
         return choice
+
+    def usage_details(self) -> dict[str, Any]:
+        """Return how many tokens were reasoning, where it can be told."""
+        counts = [reader.num_reasoning_tokens() for reader in self._choices if reader.can_reason]
+        if not counts:
+            return {}
+        return {"completion_tokens_details": {"reasoning_tokens": sum(counts)}}
+
+
+def _delta(events: list[AnswerEvent]) -> dict[str, Any]:
+    """Write events of one kind as the ``delta`` of a chunk."""
+    if isinstance(events[0], CallStart | ArgumentsDelta):
+        return {"tool_calls": _call_fragments(events)}
+    text = "".join(event.text for event in events if not isinstance(event, CallStart))
+    if isinstance(events[0], ReasoningDelta):
+        return {"reasoning": text, "reasoning_content": text}
+    return {"content": text}
+
+
+def _call_fragments(events: list[AnswerEvent]) -> list[dict[str, Any]]:
+    fragments: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if isinstance(event, CallStart):
+            function = {"name": event.name, "arguments": ""}
+            fragments[event.index] = {"id": event.id, "type": "function", "function": function}
+        elif isinstance(event, ArgumentsDelta):
+            fragment = fragments.setdefault(event.index, {"function": {"arguments": ""}})
+            fragment["function"]["arguments"] += event.text
+    return [{"index": index, **fragment} for index, fragment in fragments.items()]
+
+
+def _message(answer: CollectedAnswer) -> dict[str, Any]:
+    has_more = answer.reasoning is not None or bool(answer.calls)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.text if answer.text is not None or has_more else "",
+        "refusal": None,
+    }
+    if answer.reasoning is not None:
+        message["reasoning"] = message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.calls
+        ]
+    return message

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
+from octavo_core.config import EngineConfig
+from octavo_server.answer_parser import AnswerFormat
 from octavo_server.api.errors import ApiError
+from octavo_server.api.request_log import HTTPCounts
+from octavo_server.api.responses_store import ResponseStore
 from octavo_server.engine_client import EngineClient
+from octavo_server.grammar_checker import GrammarChecker
 from octavo_server.input_processor import InputProcessor
 from octavo_server.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo_server.metrics_export import MetricsExporter
 
 
 @dataclass
@@ -24,6 +32,7 @@ class LoadedModel:
         max_model_len: Most tokens of prompt and answer.
         sampling_defaults: Sampling fields from the model's generation_config.json.
         can_chat: False if there is no chat template, or none that works.
+        answer_format: How it writes calls of tools and reasoning.
     """
 
     name: str
@@ -32,6 +41,7 @@ class LoadedModel:
     input_processor: InputProcessor
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     can_chat: bool = True
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, name: str | None) -> None:
@@ -55,15 +65,26 @@ class ServerContext:
 
     Attributes:
         client: The engine.
+        config: All settings.
         model: None until start-up is done.
         drain: Set once the server takes no new requests.
+        responses: Answers of the Responses API that may be gone on from.
         num_open: Requests that need the engine and whose answers are not out yet.
+        sleeping: True while the operator has it take no new requests.
+        http: HTTP requests so far.
+        grammar_checker: Tries out the constraints of structured output.
     """
 
     client: EngineClient
+    config: EngineConfig = field(default_factory=EngineConfig)
     model: LoadedModel | None = None
     drain: asyncio.Event = field(default_factory=asyncio.Event)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     num_open: int = 0
+    sleeping: bool = False
+    http: HTTPCounts = field(default_factory=HTTPCounts)
+    grammar_checker: GrammarChecker = field(default_factory=GrammarChecker)
+    _exporter: MetricsExporter | None = None
 
     @property
     def draining(self) -> bool:
@@ -74,6 +95,14 @@ class ServerContext:
         """Return the model; routes that need it are closed until there is one."""
         assert self.model is not None, "the gate lets no request through before this"
         return self.model
+
+    def exporter(self) -> MetricsExporter:
+        """Return what writes the metrics, made when it is first asked for."""
+        if self._exporter is None:
+            from octavo_server.metrics_export import MetricsExporter
+
+            self._exporter = MetricsExporter(self)
+        return self._exporter
 
 
 def context_of(request: Request) -> ServerContext:

@@ -13,32 +13,32 @@ from starlette.requests import Request
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.wire import EngineCoreRequest
-from octavo_server.api.context import context_of
 from octavo_server.api.protocol import MAX_TIMEOUT
-from octavo_server.engine_client import Generation
 
 HEADER = "X-Request-Timeout"
 
 
 def note_timeout(request: Request, body: object) -> None:
-    """Remember the ``timeout`` of a body that has one, for `generate`."""
+    """Remember the ``timeout`` of a body that has one, for `with_deadline`."""
     request.state.timeout = getattr(body, "timeout", None)
 
 
-def generate(
-    request: Request, request_id: str, requests: Sequence[EngineCoreRequest]
-) -> Generation:
-    """Hand the choices of one request to the engine, with the time that they have.
+def with_deadline(
+    request: Request, choices: Sequence[EngineCoreRequest]
+) -> list[EngineCoreRequest]:
+    """Return the choices of one request with the time that they have, if it says any.
 
     Raises:
         InvalidRequestError: The header holds no number of seconds.
-        OctavoError: As `EngineClient.generate`.
     """
     timeouts = [_header_timeout(request), getattr(request.state, "timeout", None)]
     given = [timeout for timeout in timeouts if timeout is not None]
-    if given:
-        requests = [_with_deadline(choice, min(given)) for choice in requests]
-    return context_of(request).client.generate(request_id, requests)
+    if not given:
+        return list(choices)
+    return [
+        msgspec.structs.replace(choice, deadline=choice.arrival_time + min(given))
+        for choice in choices
+    ]
 
 
 def _header_timeout(request: Request) -> float | None:
@@ -56,7 +56,3 @@ def _header_timeout(request: Request) -> float | None:
             field=HEADER,
         )
     return timeout
-
-
-def _with_deadline(request: EngineCoreRequest, timeout: float) -> EngineCoreRequest:
-    return msgspec.structs.replace(request, deadline=request.arrival_time + timeout)

@@ -1,4 +1,7 @@
-"""Every error leaves as ``{"error": {"message", "type", "param", "code"}}``."""
+"""Every error leaves as ``{"error": {"message", "type", "param", "code"}}``.
+
+Those of Anthropic's API leave in its own shape.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from octavo_core.errors import (
     QueueFullError,
     RequestFailedError,
 )
+from octavo_server.api.anthropic_errors import anthropic_error, is_anthropic_path
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +77,11 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
-        """Return the whole response."""
+    def response(self, path: str = "") -> Response:
+        """Return the whole response, in the shape of the API that `path` belongs to."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        return json_response(self.body(), self.status, headers)
+        body = anthropic_error(self) if is_anthropic_path(path) else self.body()
+        return json_response(body, self.status, headers)
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -120,10 +125,10 @@ def install_error_handlers(app: FastAPI) -> None:
         api_error = to_api_error(error)
         if isinstance(error, HTTPException):
             api_error.message = _route_message(request, error)
-            response = api_error.response()
+            response = api_error.response(request.url.path)
             response.headers.update(error.headers or {})
             return response
-        return api_error.response()
+        return api_error.response(request.url.path)
 
     app.add_exception_handler(HTTPException, handle)
     app.add_exception_handler(ApiError, handle)

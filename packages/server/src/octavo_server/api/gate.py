@@ -9,7 +9,13 @@ from octavo_server.api.errors import SERVICE_UNAVAILABLE, ApiError
 from octavo_server.engine_client import EngineState
 
 # These answer in every state: they are how one finds out about it.
-ALWAYS_OPEN = frozenset({"/health", "/ping", "/ready", "/version"})
+ALWAYS_OPEN = frozenset(
+    {"/health", "/load", "/metrics", "/openapi.json", "/ping", "/ready", "/version"}
+)
+# These answer while the server sleeps, too: how else would it wake up?
+OPEN_WHILE_ASLEEP = frozenset(
+    {"/abort_requests", "/is_sleeping", "/reset_prefix_cache", "/sleep", "/v1/models", "/wake_up"}
+)
 
 _RETRY_AFTER_SECONDS = 5
 
@@ -26,15 +32,20 @@ class AvailabilityGate:
         if scope["type"] != "http" or scope["path"] in ALWAYS_OPEN:
             await self._app(scope, receive, send)
             return
-        reason = _why_closed(self._context)
+        reason = _why_closed(self._context) or self._why_asleep(scope["path"])
         if reason is not None:
-            await reason.response()(scope, receive, send)
+            await reason.response(scope["path"])(scope, receive, send)
             return
         self._context.num_open += 1
         try:
             await self._app(scope, receive, send)
         finally:
             self._context.num_open -= 1
+
+    def _why_asleep(self, path: str) -> ApiError | None:
+        if not self._context.sleeping or path in OPEN_WHILE_ASLEEP:
+            return None
+        return _unavailable("the server sleeps; POST /wake_up wakes it", "sleeping")
 
 
 def _why_closed(context: ServerContext) -> ApiError | None:

@@ -1,28 +1,34 @@
-"""One generating request, whichever route it came by: submit, stream or collect.
+"""A completion or chat: choices, in chunks or whole, with their usage.
 
-A route brings its own `ChoiceFormat`; everything else about answering is here, so both
-routes treat errors, disconnects and usage alike.
+A route brings its own `ChoiceFormat`; everything else about its answer is here, so that both
+treat streams and usage alike.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_core.wire import EngineCoreRequest
+from octavo_core.wire import EngineCoreRequest, TokenLogprobs
 from octavo_server.api.context import LoadedModel
-from octavo_server.api.deadline import generate
-from octavo_server.api.errors import json_response, to_api_error
-from octavo_server.api.sse import DONE, EventStream, event, until_disconnect
+from octavo_server.api.errors import ApiError
+from octavo_server.api.logprobs import prompt_logprobs
+from octavo_server.api.respond import respond
+from octavo_server.api.sse import DONE, event
 from octavo_server.api.usage import UsageCounter
-from octavo_server.engine_client import Generation
+from octavo_server.position_logprobs import to_prompt_positions
 from octavo_server.request_output import CompletionOutput, OutputAccumulator, OutputDelta
+
+Result = TypeVar("Result")
 
 
 def new_request_id(prefix: str) -> str:
@@ -40,8 +46,8 @@ class ChoiceFormat(Protocol):
         """Return the choices to send before any token, one for each event."""
         ...
 
-    def chunk(self, delta: OutputDelta) -> dict[str, Any] | None:
-        """Return the choice to send for `delta`, or None if it has nothing to show."""
+    def chunks(self, delta: OutputDelta) -> list[dict[str, Any]]:
+        """Return the choices to send for `delta`, one for each event; none if nothing shows."""
         ...
 
     def choice(self, output: CompletionOutput) -> dict[str, Any]:
@@ -57,7 +63,12 @@ class Job:
         request_id: The response's id.
         requests: One for each choice, prompt by prompt.
         choices_per_prompt: The request's ``n``.
+        constraint_field: What the request calls its constraint, if it has one.
         extra: Top-level fields of the response, or of the stream's first chunk.
+        usage_details: Returns further fields of ``usage``, once the answer is complete.
+        prompt_logprobs: How many alternatives a top-level field of that name has for each
+            token of the prompt; None for no such field.
+        drop_answer: What the engine answers is of no interest, only the prompt is.
     """
 
     request_id: str
@@ -67,7 +78,11 @@ class Job:
     stream: bool
     include_usage: bool
     format: ChoiceFormat
+    constraint_field: str = "structured_outputs"
     extra: dict[str, Any] = field(default_factory=dict)
+    usage_details: Callable[[], dict[str, Any]] = dict
+    prompt_logprobs: int | None = None
+    drop_answer: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def usage_counter(self) -> UsageCounter:
@@ -75,6 +90,22 @@ class Job:
         first_choices = self.requests[:: self.choices_per_prompt]
         return UsageCounter(
             [len(request.prompt_token_ids) for request in first_choices], self.choices_per_prompt
+        )
+
+    def about_prompt(self, entries: list[TokenLogprobs] | None) -> dict[str, Any]:
+        """Return the top-level field ``prompt_logprobs``, if it is wanted and known."""
+        if entries is None or self.prompt_logprobs is None:
+            return {}
+        positions = to_prompt_positions(self.model.tokenizer, entries, self.prompt_logprobs)
+        return {"prompt_logprobs": prompt_logprobs(positions)}
+
+    def shown(self, delta: OutputDelta) -> OutputDelta:
+        """Return what of a delta is answered."""
+        if not self.drop_answer or delta.error is not None:
+            return delta
+        reason = delta.finish_reason and "length"
+        return msgspec.structs.replace(
+            delta, text="", token_ids=[], finish_reason=reason, stop_reason=None
         )
 
     def head(self, object_name: str) -> dict[str, Any]:
@@ -90,83 +121,112 @@ class Job:
 async def answer(request: Request, job: Job) -> Response:
     """Run `job` and answer `request`, as a stream or whole.
 
-    Whatever can be refused is refused before the first byte: a stream starts only when the
-    engine has given its first tokens.
-
     Raises:
         OctavoError: The engine refused the request, or failed.
         ClientDisconnect: The client left; the engine's work was aborted.
     """
-    headers = {"X-Request-Id": job.request_id}
-    generation = generate(request, job.request_id, job.requests)
-    try:
-        if not job.stream:
-            content = await until_disconnect(request.receive, _collect(job, generation))
-            return json_response(content, headers=headers)
-        first = await until_disconnect(request.receive, _first_deltas(generation))
-    except BaseException:
-        generation.close()
-        raise
-    return EventStream(_events(job, first, generation), generation.close, headers)
+    writer = _ChunkWriter(job) if job.stream else _WholeWriter(job)
+    return await respond(
+        request,
+        job.request_id,
+        job.requests,
+        writer,
+        stream=job.stream,
+        constraint_field=job.constraint_field,
+    )
 
 
-async def _collect(job: Job, generation: Generation) -> dict[str, Any]:
-    counter = job.usage_counter()
-    accumulator = OutputAccumulator(job.request_id, None, [], len(job.requests))
-    async for deltas in generation:
-        _raise_errors(deltas)
-        for delta in deltas:
-            counter.add(delta)
-            accumulator.add(delta)
-    choices = [job.format.choice(output) for output in accumulator.result().outputs]
-    return {
-        **job.head(job.format.object),
-        "choices": choices,
-        "usage": counter.usage(),
-        **job.extra,
-    }
+class _WholeWriter:
+    """Puts a whole answer together."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._counter = job.usage_counter()
+        self._accumulator = OutputAccumulator(job.request_id, None, [], len(job.requests))
+
+    def begin(self) -> bytes:
+        return b""
+
+    async def step(self, deltas: Sequence[OutputDelta]) -> bytes:
+        for delta in map(self._job.shown, deltas):
+            self._counter.add(delta)
+            self._accumulator.add(delta)
+        return b""
+
+    def end(self) -> bytes:
+        return b""
+
+    def fail(self, error: ApiError) -> bytes:
+        return b""
+
+    async def result(self) -> dict[str, Any]:
+        job = self._job
+        outputs = self._accumulator.result().outputs
+        choices, about_prompt = await _off_loop_if(
+            outputs[0].prompt_logprobs is not None, partial(_write_outputs, job, outputs)
+        )
+        return {
+            **job.head(job.format.object),
+            "choices": choices,
+            "usage": self._counter.usage() | job.usage_details(),
+            **job.extra,
+            **about_prompt,
+        }
 
 
-async def _first_deltas(generation: Generation) -> list[OutputDelta]:
-    deltas = await anext(generation)
-    _raise_errors(deltas)
-    return deltas
+class _ChunkWriter:
+    """Writes the chunks of a stream."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._counter = job.usage_counter()
+        self._head = job.head(job.format.chunk_object)
+        # A stream that ends with the usage says null before, so that each chunk has the field.
+        self._tail: dict[str, Any] = {"usage": None} if job.include_usage else {}
+
+    def begin(self) -> bytes:
+        chunks = self._job.format.first_chunks()
+        return b"".join(self._chunk(choice, self._job.extra) for choice in chunks)
+
+    async def step(self, deltas: Sequence[OutputDelta]) -> bytes:
+        written = []
+        for delta in map(self._job.shown, deltas):
+            self._counter.add(delta)
+            choices, about_prompt = await _off_loop_if(
+                delta.prompt_logprobs is not None, partial(_write_delta, self._job, delta)
+            )
+            for choice in choices:
+                written.append(self._chunk(choice, about_prompt))
+                about_prompt = {}
+        return b"".join(written)
+
+    def end(self) -> bytes:
+        if not self._job.include_usage:
+            return DONE
+        usage = self._counter.usage() | self._job.usage_details()
+        return event({**self._head, "choices": [], "usage": usage}) + DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        return event(error.body()) + DONE
+
+    async def result(self) -> dict[str, Any]:
+        raise AssertionError("a stream has no whole")
+
+    def _chunk(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
+        return event({**self._head, "choices": [choice], **self._tail, **extra})
 
 
-async def _events(
-    job: Job, first: list[OutputDelta], generation: Generation
-) -> AsyncGenerator[bytes, None]:
-    counter = job.usage_counter()
-    head = job.head(job.format.chunk_object)
-    # A stream that ends with the usage says null before, so that each chunk has the field.
-    tail: dict[str, Any] = {"usage": None} if job.include_usage else {}
-
-    def chunk(choice: dict[str, Any], **extra: Any) -> bytes:
-        return event({**head, "choices": [choice], **tail, **extra})
-
-    try:
-        parts = [chunk(choice, **job.extra) for choice in job.format.first_chunks()]
-        deltas = first
-        while deltas:
-            _raise_errors(deltas)
-            for delta in deltas:
-                counter.add(delta)
-                choice = job.format.chunk(delta)
-                if choice is not None:
-                    parts.append(chunk(choice))
-            if parts:
-                yield b"".join(parts)
-            parts = []
-            deltas = await anext(generation, [])
-        if job.include_usage:
-            yield event({**head, "choices": [], "usage": counter.usage()})
-    except Exception as error:
-        # The status has gone out as 200; the stream itself has to say it.
-        yield event(to_api_error(error).body())
-    yield DONE
+def _write_outputs(
+    job: Job, outputs: list[CompletionOutput]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    choices = [job.format.choice(output) for output in outputs]
+    return choices, job.about_prompt(outputs[0].prompt_logprobs)
 
 
-def _raise_errors(deltas: list[OutputDelta]) -> None:
-    for delta in deltas:
-        if delta.error is not None:
-            raise delta.error.to_exception()
+def _write_delta(job: Job, delta: OutputDelta) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    return job.format.chunks(delta), job.about_prompt(delta.prompt_logprobs)
+
+
+async def _off_loop_if(is_long: bool, work: Callable[[], Result]) -> Result:
+    """Do `work`, in a thread if it `is_long`: a long prompt's report takes 0.2 s to write."""
+    return await asyncio.to_thread(work) if is_long else work()

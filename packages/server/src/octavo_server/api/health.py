@@ -7,18 +7,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server import __version__
+from octavo_server.api.answers import HealthAnswer, VersionAnswer
 from octavo_server.api.context import ServerContext, context_of
 from octavo_server.api.errors import json_response
+from octavo_server.api.openapi import documented
 from octavo_server.engine_client import EngineState
 
 router = APIRouter()
 
 
-@router.api_route("/health", methods=["GET", "HEAD"])
-@router.api_route("/ready", methods=["GET", "HEAD"])
-@router.api_route("/ping", methods=["GET", "HEAD", "POST"])
+@router.api_route("/health", methods=["GET", "HEAD"], **documented(answer=HealthAnswer))
+@router.api_route("/ready", methods=["GET", "HEAD"], **documented(answer=HealthAnswer))
+@router.api_route("/ping", methods=["GET", "HEAD", "POST"], **documented(answer=HealthAnswer))
 async def health(request: Request) -> Response:
-    """Answer 200 if requests are served; else 503 with the start-up stage and progress."""
+    """Answer 200 if requests are served; else 503 with the start-up stage and progress.
+
+    A server that sleeps is well, but not ready.
+    """
     context = context_of(request)
     status = _status(context)
     content = {
@@ -26,10 +31,11 @@ async def health(request: Request) -> Response:
         "stage": context.client.stage,
         "progress": context.client.progress,
     }
-    return json_response(content, 200 if status == "ok" else 503)
+    is_well = status == "ok" or (status == "sleeping" and request.url.path != "/ready")
+    return json_response(content, 200 if is_well else 503)
 
 
-@router.get("/version")
+@router.get("/version", **documented(answer=VersionAnswer))
 async def version() -> Response:
     """Answer the version of Octavo."""
     return json_response({"version": __version__})
@@ -44,4 +50,4 @@ def _status(context: ServerContext) -> str:
         return "restarting"
     if context.client.state is EngineState.STARTING or context.model is None:
         return "loading"
-    return "ok"
+    return "sleeping" if context.sleeping else "ok"

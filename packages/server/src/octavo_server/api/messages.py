@@ -31,6 +31,10 @@ def _to_dict(index: int, message: ChatMessage) -> dict[str, Any]:
         result["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         result["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning and role == "assistant":
+        # Templates know it by either name: Qwen's by the first, gpt-oss's by the second.
+        result["reasoning_content"] = result["thinking"] = reasoning
     return result
 
 
@@ -51,11 +55,16 @@ def _text(index: int, content: str | list[ContentPart] | None) -> str:
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
     """Return a call with its arguments as an object, which is what templates write out."""
-    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    function = {"name": call.function.name, "arguments": arguments_object(call.function.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _arguments(text: str) -> Any:
+def arguments_object(text: str) -> Any:
+    """Return a call's arguments as an object, or as they are if they are none.
+
+    Raises:
+        InvalidRequestError: They are nested too deep.
+    """
     try:
         value = decode_json(text.encode())
     except InvalidRequestError as error:

@@ -8,13 +8,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo_server.api.answers import ModelCard, ModelList
 from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.errors import json_response
+from octavo_server.api.openapi import documented
 
 router = APIRouter()
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", **documented(answer=ModelList))
 async def list_models(request: Request) -> Response:
     """List the one model."""
     model = context_of(request).loaded_model()
@@ -22,7 +24,7 @@ async def list_models(request: Request) -> Response:
 
 
 # A hub id has a slash in it.
-@router.get("/v1/models/{model_id:path}")
+@router.get("/v1/models/{model_id:path}", **documented(answer=ModelCard))
 async def get_model(request: Request, model_id: str) -> Response:
     """Describe the model, or answer 404."""
     model = context_of(request).loaded_model()

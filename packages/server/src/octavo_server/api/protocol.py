@@ -11,16 +11,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+import msgspec
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS_IDS,
     MAX_LOGPROBS,
     MAX_N,
+    MAX_REPETITION_PENALTY,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from octavo_core.structured_outputs import MAX_CHOICES, MAX_STRUCTURED_OUTPUT_CHARS
+from octavo_server.api.json_object import JsonObject
+from octavo_server.tool_parsers.scanner import MAX_TOOL_NAME_CHARS
 
 MAX_TEXT_CHARS = 16 * 1024 * 1024
 MAX_NAME_CHARS = 1024
@@ -29,6 +48,7 @@ MAX_PROMPT_TOKENS = 4 * 1024 * 1024
 MAX_MESSAGES = 16384
 MAX_PARTS = 1024
 MAX_TOOL_CALLS = 128
+MAX_TOOLS = 512
 MAX_TEMPLATE_OPTIONS = 64
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -39,9 +59,21 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+# JSON's keys are strings; 20 characters spell every 64-bit number.
+LogitBias = Annotated[
+    dict[
+        Annotated[str, Field(max_length=20)],
+        Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)],
+    ],
+    Field(max_length=MAX_LOGIT_BIAS_IDS),
+]
 NumTokens = Annotated[int, Field(ge=0, le=MAX_INT32)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 Integer = Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)]
+ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Each union says which branch a value is meant for, so that an error tells what is wrong
 # there. Tags stand in angle brackets, by which errors tell them from fields.
@@ -102,24 +134,8 @@ TemplateOption = Annotated[
 
 # Fields of OpenAI's and vLLM's APIs to the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "prompt_logprobs": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "structured_outputs": (),
     "use_beam_search": (False,),
-    "truncate_prompt_tokens": (),
     "logits_processors": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json_object": (False,),
-    "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
     "typical_p": (1,),
@@ -127,9 +143,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "detokenize": (True,),
     "spaces_between_special_tokens": (True,),
-    "return_tokens_as_token_ids": (False,),
     "reasoning": (),
-    "reasoning_effort": ("none",),
     "thinking_token_budget": (),
     "enable_thinking": (),  # a variable of templates: it belongs into chat_template_kwargs
     "kv_transfer_params": (),
@@ -156,6 +170,79 @@ class StreamOptions(StrictModel):
     include_usage: bool = False
 
 
+def _schema_text(value: Any) -> str:
+    if not isinstance(value, dict | bool):
+        raise ValueError("a JSON schema is an object, true or false")
+    return msgspec.json.encode(value).decode()
+
+
+def _schema_or_text(value: Any) -> str:
+    return value if isinstance(value, str) else _schema_text(value)
+
+
+ConstraintText = Annotated[str, Field(max_length=MAX_STRUCTURED_OUTPUT_CHARS)]
+_IN_A_SCHEMA = WithJsonSchema(
+    {
+        "type": "object",
+        "properties": {},
+        "description": f"A JSON schema, of at most {MAX_STRUCTURED_OUTPUT_CHARS} characters.",
+    }
+)
+# What crosses to the engine is text, so it is made text where it is checked.
+JsonSchema = Annotated[ConstraintText, BeforeValidator(_schema_text), _IN_A_SCHEMA]
+JsonSchemaOrText = Annotated[ConstraintText, BeforeValidator(_schema_or_text), _IN_A_SCHEMA]
+Choices = Annotated[list[ConstraintText], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class NamedSchema(StrictModel):
+    """The schema that an answer follows; it is enforced with and without ``strict``."""
+
+    # pydantic has a method of this name.
+    json_schema: JsonSchema = Field("{}", alias="schema")
+    name: Name | None = None
+    description: Text | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictModel):
+    """OpenAI's way to say what an answer looks like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def check_schema(self) -> ResponseFormat:
+        """Refuse a type that needs a schema without one."""
+        if self.type == "json_schema" and self.json_schema is None:
+            raise _InvalidField(
+                "response_format.json_schema is missing", "response_format.json_schema"
+            )
+        return self
+
+
+class StructuredOutputs(StrictModel):
+    """vLLM's way to say what an answer looks like; one field is given."""
+
+    json_schema: JsonSchemaOrText | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: ConstraintText | None = None
+    choice: Choices | None = None
+    grammar: ConstraintText | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_unsupported(cls, content: Any) -> Any:
+        """Refuse what would silently do nothing."""
+        if isinstance(content, dict):
+            for name in ("structural_tag", "whitespace_pattern", "disable_any_whitespace"):
+                if content.get(name):
+                    raise _InvalidField(
+                        f"structured_outputs.{name} is not supported yet; leave it out",
+                        "structured_outputs",
+                    )
+        return content
+
+
 class GenerationRequest(StrictModel):
     """The fields that both generating routes share."""
 
@@ -169,6 +256,14 @@ class GenerationRequest(StrictModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+    ) = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     max_tokens: NumTokens | None = None
     min_tokens: NumTokens | None = None
@@ -179,10 +274,21 @@ class GenerationRequest(StrictModel):
     include_stop_str_in_output: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     user: Name | None = None
     safety_identifier: Name | None = None
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchemaOrText | None = None
+    guided_json_object: bool | None = None
+    guided_regex: ConstraintText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: ConstraintText | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -202,6 +308,28 @@ class GenerationRequest(StrictModel):
             raise _InvalidField("stream_options needs stream to be true", "stream_options")
         return self
 
+    @model_validator(mode="after")
+    def check_best_of(self) -> GenerationRequest:
+        """Refuse to compute answers that are not given."""
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise _InvalidField(
+                f"best_of is {self.best_of}; it must equal n, which is {self.n or 1}: all answers "
+                f"are given",
+                "best_of",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_truncation(self) -> GenerationRequest:
+        """Refuse to leave nothing of a prompt."""
+        if self.truncate_prompt_tokens == 0:
+            raise _InvalidField(
+                "truncate_prompt_tokens is 0; it must be at least 1, or -1 for what the context "
+                "leaves",
+                "truncate_prompt_tokens",
+            )
+        return self
+
     @property
     def tenant(self) -> str | None:
         """Whom the request is for, as the caller says; OpenAI has renamed the field."""
@@ -216,7 +344,11 @@ class GenerationRequest(StrictModel):
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
-    unsupported = _UNSUPPORTED | {"suffix": ("",), "best_of": (1,), "prompt_embeds": ()}
+    unsupported = _UNSUPPORTED | {
+        "suffix": ("",),
+        "prompt_embeds": (),
+        "reasoning_effort": ("none",),
+    }
 
     prompt: Prompt
     echo: bool | None = None
@@ -224,17 +356,19 @@ class CompletionRequest(GenerationRequest):
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
-    def check_echo(self) -> CompletionRequest:
-        """Refuse what the echo can't give, and an answer of no tokens without one."""
-        if self.echo and self.logprobs is not None:
+    def check_max_tokens(self) -> CompletionRequest:
+        """Refuse an answer of no tokens, unless it has the prompt or what is said about it."""
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise _InvalidField(
-                "echo together with logprobs is not supported yet: there are no "
-                "log-probabilities of the prompt",
-                "logprobs",
+                "max_tokens is 0; it must be at least 1 without echo or prompt_logprobs",
+                "max_tokens",
             )
-        if self.max_tokens == 0 and not self.echo:
-            raise _InvalidField("max_tokens is 0; it must be at least 1 without echo", "max_tokens")
         return self
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many alternatives the ``logprobs`` of an echo tell for each token of the prompt."""
+        return self.logprobs if self.echo else None
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts one by one, whichever form they came in."""
@@ -274,6 +408,65 @@ class ToolCall(StrictModel):
     function: FunctionCall
 
 
+class Function(StrictModel):
+    """What the model may call: ``parameters`` is a JSON schema."""
+
+    name: ToolName
+    description: Text | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(StrictModel):
+    """A tool. Only functions can be served."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class NamedFunction(StrictModel):
+    """A function by its name."""
+
+    name: ToolName
+
+
+class NamedTool(StrictModel):
+    """The one tool that has to be called."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class AllowedTools(StrictModel):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(StrictModel):
+    """``{"type": "allowed_tools"}``: some of the tools may, or one of them has to be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _form_of_choice(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<word>"
+    if not isinstance(value, dict):
+        return None
+    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedTool, Tag("<named>")]
+    | Annotated[AllowedToolsChoice, Tag("<allowed>")],
+    _one_of(_form_of_choice, "none, auto, required or an object that names a function"),
+]
+
+
 class ChatMessage(StrictModel):
     """One turn of the conversation."""
 
@@ -282,24 +475,22 @@ class ChatMessage(StrictModel):
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: Name | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
 
 
 class ChatCompletionRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
     unsupported = _UNSUPPORTED | {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
         "web_search_options": (),
-        "continue_final_message": (False,),
         "chat_template": (),
         "documents": ([],),
-        "best_of": (1,),
         "add_special_tokens": (False,),
         "verbosity": ("medium",),
         "store": (False,),
@@ -311,6 +502,12 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
     chat_template_kwargs: (
         Annotated[
             dict[Annotated[str, Field(max_length=64)], TemplateOption | None],
@@ -327,6 +524,45 @@ class ChatCompletionRequest(GenerationRequest):
         for name in ("max_completion_tokens", "max_tokens"):
             if getattr(self, name) == 0:
                 raise _InvalidField(f"{name} is 0; it must be at least 1", name)
+        return self
+
+    @model_validator(mode="after")
+    def check_final_message(self) -> ChatCompletionRequest:
+        """Refuse to go on from a message that the model did not begin."""
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise _InvalidField(
+                f"continue_final_message is true, but the last of the messages is of the role "
+                f"{self.messages[-1].role!r}; it must be the assistant's",
+                "continue_final_message",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise _InvalidField(
+                "continue_final_message and add_generation_prompt can't both be true",
+                "continue_final_message",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_tool_choice(self) -> ChatCompletionRequest:
+        """Refuse a choice among tools that are not there."""
+        names = {tool.function.name for tool in self.tools or ()}
+        match self.tool_choice:
+            case None | "none" | "auto":
+                chosen = []
+            case "required":
+                chosen = [] if names else [""]
+            case NamedTool(function=function):
+                chosen = [function.name]
+            case AllowedToolsChoice(allowed_tools=allowed):
+                chosen = [tool.function.name for tool in allowed.tools]
+        for name in chosen:
+            if name not in names:
+                what = f"names {name!r}" if name else "is 'required'"
+                raise _InvalidField(
+                    f"tool_choice {what}, but tools has "
+                    f"{', '.join(map(repr, sorted(names)[:8])) or 'none'}",
+                    "tool_choice",
+                )
         return self
 
 

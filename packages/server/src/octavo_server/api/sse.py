@@ -26,6 +26,11 @@ def event(content: Any) -> bytes:
     return b"data: " + _encoder.encode(content) + b"\n\n"
 
 
+def named_event(name: str, content: Any) -> bytes:
+    """Encode one event that has a name."""
+    return b"event: " + name.encode() + b"\n" + event(content)
+
+
 async def until_disconnect(receive: Receive, work: Awaitable[Result]) -> Result:
     """Await `work`, and cancel it if the client leaves first.
 

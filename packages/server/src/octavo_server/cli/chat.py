@@ -104,7 +104,8 @@ def _chat_with_own_server(args: argparse.Namespace) -> int:
 
     resolve_model(args.model)
     status = StatusLine(sys.stderr)
-    with LocalServer(args.model) as server, Client(server.url) as client:
+    server = LocalServer(args.model)
+    with server, Client(server.url, api_key=server.api_key) as client:
         try:
             server.wait_until_ready(client, status.show_health)
         finally:

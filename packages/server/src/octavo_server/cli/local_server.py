@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -28,12 +30,16 @@ class LocalServer:
     Args:
         model: As in ``octavo serve MODEL``; empty means the starter model.
         command: What starts a server, without host, port and model.
+
+    Attributes:
+        api_key: What the server asks for, so that it is not other users' of this machine.
     """
 
     def __init__(self, model: str = "", command: Sequence[str] | None = None) -> None:
         self._command = list(command or (sys.executable, "-m", "octavo_server", "serve"))
         self._model = [model] if model else []
         self._port = free_port()
+        self.api_key = secrets.token_urlsafe(24)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open until the server has ended
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -48,6 +54,7 @@ class LocalServer:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
+            env=self._environment(),
             # A Ctrl-C in this terminal is for the answer that is being read, not for the server.
             start_new_session=True,
             preexec_fn=_end_with_parent,
@@ -105,6 +112,13 @@ class LocalServer:
             process.kill()
             process.wait()
         self._output.close()
+
+    def _environment(self) -> dict[str, str]:
+        """Return our environment with the key, and without what would make it an https server."""
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_SSL_")
+        }
+        return inherited | {"OCTAVO_API_KEY": self.api_key}
 
     def _last_lines(self) -> str:
         self._output.seek(0)

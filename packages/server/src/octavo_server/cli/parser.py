@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from octavo_server import __version__
+from octavo_server.cli.vllm_flags import explain_flag, split_needless
 
 # Command to its line in the help. The module of the same name in this package has
 # `add_arguments(parser)` and `run(args) -> int`, and is imported when it is called.
@@ -53,8 +54,12 @@ def run_command(arguments: Sequence[str]) -> int:
         parser.print_help()
         return EXIT_USAGE
     chosen = subparsers[args.command]
+    unknown, notes = split_needless(unknown) if args.command == "serve" else (unknown, [])
     if unknown:
-        chosen.error(_unknown_message(unknown[0], chosen))
+        first = next((word for word in unknown if word.startswith("-")), unknown[0])
+        chosen.error(_unknown_message(first, chosen))
+    for note in notes:
+        print(f"{chosen.prog}: note: {note}", file=sys.stderr)
     try:
         return int(importlib.import_module(f"octavo_server.cli.{args.command}").run(args))
     except OctavoError as error:
@@ -93,6 +98,9 @@ def _unknown_message(argument: str, parser: argparse.ArgumentParser) -> str:
     if not argument.startswith("-"):
         return f"unexpected argument {argument!r}"
     flag = argument.split("=")[0]
+    theirs = explain_flag(flag) if parser.prog.endswith(" serve") else None
+    if theirs is not None:
+        return theirs
     close = difflib.get_close_matches(flag, list(_flags(parser)), n=1, cutoff=0.6)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"there is no flag {flag}{hint}"

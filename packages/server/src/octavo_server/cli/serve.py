@@ -6,6 +6,7 @@ import argparse
 import difflib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,12 +20,15 @@ from octavo_core.config import (
     resolve_config,
 )
 from octavo_core.errors import ConfigError
+from octavo_server.cli.config_file import read_config_file
 
 _CACHE_VARIABLE = "OCTAVO_CACHE_DIR"
+_CONFIG_VARIABLE = "OCTAVO_CONFIG"
 _EPILOG = (
     "Each flag can also be set as an environment variable, for example OCTAVO_MAX_NUM_SEQS for "
-    "--max-num-seqs; the flag counts more. OCTAVO_CACHE_DIR is the folder where the starter model "
-    "is kept (default: octavo in the user's cache folder)."
+    "--max-num-seqs, or as a line `max-num-seqs: 64` of the --config file; a flag counts more than "
+    "a variable, and that more than the file. OCTAVO_CACHE_DIR is the folder where the starter "
+    "model is kept (default: octavo in the user's cache folder)."
 )
 
 
@@ -36,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="folder, .gguf file or hub id (default: the built-in starter model)",
     )
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file of settings, by the names of the flags"
+    )
+    parser.usage = "octavo serve [MODEL] [flags]"
     parser.epilog = _EPILOG
     defaults = EngineConfig()
     groups = {
@@ -59,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def config_from_arguments(args: argparse.Namespace) -> EngineConfig:
-    """Merge the parsed flags and the environment.
+    """Merge the parsed flags, the environment and the file that one of them names.
 
     Raises:
         ConfigError: A value is wrong, or the model was given twice.
@@ -74,12 +82,15 @@ def config_from_arguments(args: argparse.Namespace) -> EngineConfig:
             )
         flags["model"] = positional
     _warn_of_mistyped_variables()
-    return resolve_config(flags, os.environ)
+    path = args.config or os.environ.get(_CONFIG_VARIABLE)
+    file = read_config_file(Path(path)) if path else {}
+    return resolve_config(flags, os.environ, file=file)
 
 
 def _warn_of_mistyped_variables() -> None:
     """Name variables that are almost a setting's. Others with our prefix may be somebody else's."""
-    known = {ENVIRONMENT_PREFIX + option.name.upper() for option in options()} | {_CACHE_VARIABLE}
+    known = {ENVIRONMENT_PREFIX + option.name.upper() for option in options()}
+    known |= {_CACHE_VARIABLE, _CONFIG_VARIABLE}
     unknown = [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]
     for name in sorted(set(unknown) - known):
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
@@ -96,12 +107,18 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
     kind = _unwrap(option.type)
     # argparse expands % in help texts.
     text = option.description.replace("%", "%%")
-    if option.default not in (None, ""):
-        text += f" (default: {option.default})"
+    if option.default not in (None, "", ()):
+        default = ",".join(option.default) if option.is_list else option.default
+        text += f" (default: {default})"
     if isinstance(kind, msgspec.inspect.BoolType):
         # Without this, argparse would show and set False where nothing was given.
         action = argparse.BooleanOptionalAction
         group.add_argument(flag, dest=option.name, action=action, default=None, help=text)
+        return
+    if option.is_list:
+        group.add_argument(
+            flag, dest=option.name, metavar="TEXT", action="append", default=None, help=text
+        )
         return
     # Values stay strings here: `resolve_config` parses and checks them for all sources alike.
     group.add_argument(flag, dest=option.name, metavar=_metavar(kind), default=None, help=text)

@@ -13,15 +13,27 @@ def fits_one_call(spec: ModelSpec, weights: Mapping[str, Weight]) -> bool:
     """Whether `octavo_kernels.Decoder` takes a Llama-like model.
 
     Without it, the layers run one operation after the other: what it does not have are
-    biases of the feed-forward, and sizes that do not fill its vectors. With
-    ``OCTAVO_KERNELS=reference`` each operation is its torch twin.
+    windows, soft caps, experts, biases of the feed-forward, and sizes that do not fill its
+    vectors. With ``OCTAVO_KERNELS=reference`` each operation is its torch twin.
     """
     if reference_forced() or not any(isinstance(weight, tuple) for weight in weights.values()):
         return False
+    rotary_dim = int(spec.head_dim * spec.rope_parameters.get("partial_rotary_factor", 1.0))
     sizes_fit = not (
         spec.head_dim % 16  # halves of rotated heads are vectors of 8
+        or rotary_dim % 16
         or spec.hidden_size % 32
         or spec.intermediate_size % 32
         or spec.num_attention_heads * spec.head_dim % 32
     )
-    return sizes_fit and not spec.mlp_bias
+    layers_fit = all(
+        layer.kind == "full" and layer.num_kv_heads == spec.num_key_value_heads
+        for layer in spec.layers
+    )
+    is_plain = not (
+        spec.mlp_bias
+        or spec.num_experts
+        or spec.attn_logit_softcapping
+        or spec.family.attention_sinks
+    )
+    return sizes_fit and layers_fit and is_plain

@@ -27,6 +27,10 @@ class Checkpoint(Protocol):
         """Return a tensor's shape without reading its data."""
         ...
 
+    def float_dtype(self, name: str) -> torch.dtype:
+        """Return the type of numbers that keeps a tensor as it is stored, or nearly so."""
+        ...
+
     def read_into(self, name: str, out: Tensor) -> None:
         """Copy a tensor to `out`, converted to its type.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -21,27 +20,11 @@ from octavo_kernels import (
     pack_weight,
     unpack_weight,
 )
+from octavo_worker.loading.gguf_names import checkpoint_name
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PACKABLE = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
 _SUPPORTED = (*_FLOATS, *_PACKABLE)
-
-_OUTER_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 class GGUFCheckpoint:
@@ -55,7 +38,12 @@ class GGUFCheckpoint:
         header = read_gguf_header(path)
         self._path = path
         self._spec = spec_from_gguf(header)
-        self._tensors = {_checkpoint_name(name): info for name, info in header.tensors.items()}
+        # `spec_from_gguf` has seen to it that the name is there.
+        self._architecture: str = header.metadata["general.architecture"]
+        names = {name: checkpoint_name(name, self._architecture) for name in header.tensors}
+        self._tensors = {
+            name: header.tensors[stored] for stored, name in names.items() if name is not None
+        }
         with path.open("rb") as file:
             # Private, so that torch gets memory that it may believe to be writable.
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -73,6 +61,10 @@ class GGUFCheckpoint:
         """Return a tensor's shape."""
         return self._tensors[name].shape
 
+    def float_dtype(self, name: str) -> torch.dtype:
+        """Return a tensor's type; float32 for one that is quantized."""
+        return _FLOATS.get(self._tensors[name].type.name, torch.float32)
+
     def read_into(self, name: str, out: Tensor) -> None:
         """Unpack one tensor to `out`.
 
@@ -85,6 +77,8 @@ class GGUFCheckpoint:
             out.copy_(unpack_weight(self.read_packed(name, None)))
         elif num_heads is not None:
             out.copy_(_to_halves(self._unpack(info), num_heads))
+        elif self._is_shifted_norm(name):
+            out.copy_(self._unpack(info) - 1)
         elif out.device.type == "cpu":
             self._unpack(info, out)
         else:
@@ -113,11 +107,17 @@ class GGUFCheckpoint:
 
     def _num_rotated_heads(self, name: str) -> int | None:
         """Return the heads of a query or key projection, whose rows need reordering."""
+        if self._architecture != "llama":
+            return None
         if ".self_attn.q_proj." in name:
             return self._spec.num_attention_heads
         if ".self_attn.k_proj." in name:
             return self._spec.num_key_value_heads
         return None
+
+    def _is_shifted_norm(self, name: str) -> bool:
+        """Whether a weight of Gemma's norms, which transformers saves less one and GGUF whole."""
+        return self._architecture.startswith("gemma") and "norm" in name
 
     def _supported(self, name: str) -> TensorInfo:
         info = self._tensors[name]
@@ -137,16 +137,6 @@ class GGUFCheckpoint:
         return torch.frombuffer(
             self._data, dtype=torch.uint8, count=info.num_bytes, offset=info.offset
         )
-
-
-def _checkpoint_name(name: str) -> str:
-    """Translate a GGUF tensor name; an unknown one keeps its own within its layer."""
-    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(\w+)", name)
-    if layer is not None:
-        index, module, kind = layer.groups()
-        return f"model.layers.{index}.{_LAYER_NAMES.get(module, module)}.{kind}"
-    module, _, kind = name.rpartition(".")
-    return f"{_OUTER_NAMES[module]}.{kind}" if module in _OUTER_NAMES else name
 
 
 def _to_halves(weights: Tensor, num_heads: int) -> Tensor:

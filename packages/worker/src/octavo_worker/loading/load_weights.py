@@ -15,7 +15,13 @@ from torch import Tensor
 from octavo_core.errors import ConfigError, ModelError
 from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import ModelSpec
-from octavo_kernels import WEIGHT_KINDS, PackedWeight, concatenate_weights, quantize_weight
+from octavo_kernels import (
+    WEIGHT_KINDS,
+    PackedWeight,
+    concatenate_weights,
+    pack_dense_weight,
+    quantize_weight,
+)
 from octavo_worker.layers.weight import Packed, Weight
 from octavo_worker.loading.checkpoint import Checkpoint
 from octavo_worker.loading.gguf import GGUFCheckpoint
@@ -88,10 +94,10 @@ def _load_entry(
     for part in entry.parts:
         _check_part(part, checkpoint)
     loaded: Weight
-    if form.is_packed and len(entry.parts[0].shape) == 2:
+    if form.is_packed and not entry.is_plain and len(entry.parts[0].shape) == 2:
         loaded = _join([_pack(part, checkpoint, form, entry.is_vocabulary) for part in entry.parts])
     else:
-        loaded = _read_whole(entry, checkpoint, form.dtype, device)
+        loaded = _read_whole(entry, checkpoint, entry.dtype or form.dtype, device)
     # A fine-tune may have stored its head though it is tied; if it was trained apart, it
     # counts, as in transformers. If it is the same, it need not be there twice.
     if entry.tied_to is not None and _equal(loaded, weights[entry.tied_to]):
@@ -103,6 +109,9 @@ def _read_whole(
     entry: WeightEntry, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Read an entry's parts into one tensor."""
+    if any(part.transform is not None for part in entry.parts):
+        parts = [_read_transformed(part, checkpoint).to(device, dtype) for part in entry.parts]
+        return torch.cat(parts).contiguous()
     rows = sum(part.shape[0] for part in entry.parts)
     tensor = torch.empty((rows, *entry.parts[0].shape[1:]), dtype=dtype, device=device)
     first = 0
@@ -112,23 +121,32 @@ def _read_whole(
     return tensor
 
 
+def _read_transformed(part: WeightPart, checkpoint: Checkpoint) -> Tensor:
+    """Read one tensor in float32, and make the model's of it."""
+    wide = torch.empty(part.shape)
+    checkpoint.read_into(part.name, wide)
+    return wide if part.transform is None else part.transform(wide)
+
+
 def _pack(
     part: WeightPart, checkpoint: Checkpoint, form: WeightForm, is_vocabulary: bool
 ) -> PackedWeight:
     """Read one matrix in the form that it is to be kept in."""
     if form.quantization == "auto":
+        if part.transform is not None:
+            dtype = form.dense_dtype or checkpoint.float_dtype(part.name)
+            return pack_dense_weight(_read_transformed(part, checkpoint).to(dtype).contiguous())
         return checkpoint.read_packed(part.name, form.dense_dtype)
     kind = form.quantization
     if kind == "q4_0" and is_vocabulary:
         kind = VOCABULARY_KIND
-    if part.shape[1] % QUANTIZED_BLOCK:
+    wide = _read_transformed(part, checkpoint).contiguous()
+    if wide.shape[1] % QUANTIZED_BLOCK:
         raise ConfigError(
             f"quantization={form.quantization} needs inputs in multiples of {QUANTIZED_BLOCK}, "
-            f"but tensor {part.name} has {part.shape[1]}; use --quantization auto.",
+            f"but tensor {part.name} has {wide.shape[1]}; use --quantization auto.",
             field="quantization",
         )
-    wide = torch.empty(part.shape)
-    checkpoint.read_into(part.name, wide)
     return quantize_weight(wide, kind)
 
 

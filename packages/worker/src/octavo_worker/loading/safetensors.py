@@ -17,6 +17,7 @@ from octavo_kernels import PackedWeight, pack_dense_weight
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_PACKED_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -54,6 +55,10 @@ class SafetensorsCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape."""
         return tuple(self._slice(name).get_shape())
+
+    def float_dtype(self, name: str) -> torch.dtype:
+        """Return a tensor's type; float32 for float64."""
+        return _PACKED_DTYPES.get(self._slice(name).get_dtype(), torch.float32)
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Copy one tensor to `out`, converted to its type.

@@ -1,6 +1,8 @@
 """Model definitions, by architecture name."""
 
-from octavo_worker.models.model import KVCache, Model, WeightEntry, WeightPart
+from octavo_worker.layers.kv_cache import KVCache
+from octavo_worker.layers.weight_entry import WeightEntry, WeightPart
+from octavo_worker.models.model import Model
 from octavo_worker.models.registry import resolve_model_class
 
 __all__ = ["KVCache", "Model", "WeightEntry", "WeightPart", "resolve_model_class"]

@@ -1,34 +1,126 @@
-"""Llama (Touvron et al. 2023, arXiv 2302.13971; grouped-query attention as in arXiv 2307.09288)."""
+"""Llama (Touvron et al. 2023, arXiv 2302.13971; grouped-query attention as in arXiv 2307.09288).
+
+Mistral (arXiv 2310.06825), Qwen2 (arXiv 2407.10671) and Qwen3 (arXiv 2505.09388) are built the
+same way; what they add (windows, biases of q, k and v, norms of the heads of q and k) is in their
+`octavo_core.model_family.ModelFamily` and in the configuration.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from octavo_core.errors import ModelError
 from octavo_core.model_spec import ModelSpec
-from octavo_kernels import (
-    AttentionMetadata,
-    Decoder,
-    DecoderLayer,
-    fused_add_rms_norm,
-    paged_attention,
-    rms_norm,
-    rotary_embedding,
-    silu_and_mul,
-    write_kv_cache,
-)
+from octavo_kernels import AttentionMetadata, Decoder, DecoderLayer
+from octavo_worker.layers.activation import GATED, KERNEL_NAMES, check_activation
+from octavo_worker.layers.attention import AttentionKind, AttentionLayer, FamilyAttention
 from octavo_worker.layers.embedding import Embedding
+from octavo_worker.layers.kv_cache import KVCache
 from octavo_worker.layers.linear import Linear
+from octavo_worker.layers.mlp import FeedForward, GatedMLP
+from octavo_worker.layers.norm import RMSNorm
 from octavo_worker.layers.one_call import fits_one_call
-from octavo_worker.layers.rotary import build_cos_sin_cache
+from octavo_worker.layers.rotary import Rotary, build_rotaries
 from octavo_worker.layers.weight import Weight, tensor_of
-from octavo_worker.models.model import KVCache, WeightEntry, WeightPart
+from octavo_worker.layers.weight_entry import WeightEntry, embedding_entries, whole_entry
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+NORM = "model.norm.weight"
+
+
+class LlamaDecoderLayer:
+    """Self-attention and a gated feed-forward, each behind a norm and added to the residual."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Mapping[str, Weight], index: int, rotary: Rotary
+    ) -> None:
+        prefix = f"model.layers.{index}"
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(tensor_of(weights, f"{prefix}.{name}.weight"), spec.rms_norm_eps)
+
+        self._input_norm = norm("input_layernorm")
+        self._attention = self.make_attention(spec, weights, f"{prefix}.self_attn", index, rotary)
+        self._post_attention_norm = norm("post_attention_layernorm")
+        self._mlp = self.make_mlp(spec, weights, prefix, index)
+
+    @classmethod
+    def weight_layout(cls, spec: ModelSpec, index: int) -> list[WeightEntry]:
+        """List the layer's tensors."""
+        prefix = f"model.layers.{index}"
+        return [
+            whole_entry(f"{prefix}.input_layernorm.weight", spec.hidden_size),
+            *cls.attention_layout(spec, f"{prefix}.self_attn", index),
+            whole_entry(f"{prefix}.post_attention_layernorm.weight", spec.hidden_size),
+            *cls.mlp_layout(spec, prefix, index),
+        ]
+
+    @classmethod
+    def attention_layout(cls, spec: ModelSpec, prefix: str, index: int) -> list[WeightEntry]:
+        """List the tensors of attention."""
+        return FamilyAttention.weight_layout(spec, prefix, index)
+
+    def make_attention(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, Weight],
+        prefix: str,
+        index: int,
+        rotary: Rotary,
+    ) -> AttentionLayer:
+        """Make the attention of `attention_layout`."""
+        return FamilyAttention(spec, weights, prefix, index, rotary)
+
+    @classmethod
+    def mlp_layout(cls, spec: ModelSpec, prefix: str, index: int) -> list[WeightEntry]:
+        """List the tensors of the feed-forward."""
+        return GatedMLP.weight_layout(
+            f"{prefix}.mlp", spec.hidden_size, spec.intermediate_size, spec.mlp_bias
+        )
+
+    def make_mlp(
+        self, spec: ModelSpec, weights: Mapping[str, Weight], prefix: str, index: int
+    ) -> FeedForward:
+        """Make the feed-forward of `mlp_layout`."""
+        return GatedMLP(weights, f"{prefix}.mlp", GATED[spec.hidden_act])
+
+    def forward(
+        self,
+        hidden: Tensor,
+        residual: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the feed-forward's output, not yet added, and the residual stream."""
+        hidden, residual = self._input_norm.after_add(hidden, residual)
+        hidden = self._attention.forward(hidden, positions, kv_cache, metadata)
+        hidden, residual = self._post_attention_norm.after_add(hidden, residual)
+        return self._mlp.forward(hidden), residual
+
+    def packed(self) -> DecoderLayer:
+        """Return the layer's weights for `Decoder`."""
+        attention, mlp = self._attention, self._mlp
+        # `fits_one_call` has seen to it
+        assert isinstance(attention, FamilyAttention)
+        assert isinstance(mlp, GatedMLP)
+        query_norm, key_norm = attention.query_norm, attention.key_norm
+        return DecoderLayer(
+            input_norm=self._input_norm.weight,
+            qkv=attention.qkv_proj.parts,
+            qkv_bias=attention.qkv_proj.part_biases,
+            query_norm=None if query_norm is None else query_norm.weight,
+            key_norm=None if key_norm is None else key_norm.weight,
+            output=attention.o_proj.whole,
+            output_bias=attention.o_proj.bias,
+            ffn_norm=self._post_attention_norm.weight,
+            gate_up=mlp.gate_up_proj.parts,
+            down=mlp.down_proj.whole,
+        )
 
 
 class LlamaForCausalLM:
@@ -44,6 +136,8 @@ class LlamaForCausalLM:
         device: Where the weights are.
     """
 
+    layer_class: ClassVar[type[LlamaDecoderLayer]] = LlamaDecoderLayer
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -51,42 +145,40 @@ class LlamaForCausalLM:
         max_model_len: int,
         device: torch.device,
     ) -> None:
-        self._eps = spec.rms_norm_eps
+        rotaries = build_rotaries(spec, max_model_len, device)
         self._embedding = Embedding(weights[EMBEDDING])
         self._layers = [
-            LlamaDecoderLayer(spec, weights, f"model.layers.{index}")
-            for index in range(spec.num_hidden_layers)
+            self.layer_class(spec, weights, index, rotary) for index, rotary in enumerate(rotaries)
         ]
-        self._norm = tensor_of(weights, "model.norm.weight")
+        self._norm = RMSNorm(tensor_of(weights, NORM), spec.rms_norm_eps)
         self._lm_head = Linear(weights[LM_HEAD])
-        self._cos_sin_cache = build_cos_sin_cache(spec, max_model_len, device)
-        self._decoder = self._join_layers(spec) if fits_one_call(spec, weights) else None
+        self._scale = AttentionKind.of_layer(spec, 0).scale
+        self._decoder = None
+        if fits_one_call(spec, weights):
+            self._decoder = self._join_layers(spec, rotaries[0])
 
     @classmethod
     def weight_layout(cls, spec: ModelSpec) -> list[WeightEntry]:
         """List the tensors of the model; projections that share an input are fused.
 
         Raises:
-            ModelError: The spec asks for another activation, or for a sliding window.
+            ModelError: The spec asks for an activation that isn't there.
         """
-        _check_supported(spec)
-        embedding_shape = (spec.vocab_size, spec.hidden_size)
-        embedding = WeightPart(EMBEDDING, embedding_shape)
-        entries = [WeightEntry(EMBEDDING, (embedding,), is_vocabulary=True)]
+        check_activation(spec, GATED)
+        embedding, head = embedding_entries(
+            EMBEDDING, spec.vocab_size, spec.hidden_size, is_tied=spec.tie_word_embeddings
+        )
+        entries = [embedding]
         for index in range(spec.num_hidden_layers):
-            entries += LlamaDecoderLayer.weight_layout(spec, f"model.layers.{index}")
-        entries.append(_whole("model.norm.weight", spec.hidden_size))
-        head = WeightPart(LM_HEAD, embedding_shape)
-        tied_to = EMBEDDING if spec.tie_word_embeddings else None
-        entries.append(WeightEntry(LM_HEAD, (head,), tied_to, is_vocabulary=True))
-        return entries
+            entries += cls.layer_class.weight_layout(spec, index)
+        return [*entries, whole_entry(NORM, spec.hidden_size), head]
 
     def forward(
         self,
         input_ids: Tensor,
         positions: Tensor,
         kv_caches: Sequence[KVCache],
-        metadata: AttentionMetadata,
+        metadata: Sequence[AttentionMetadata],
     ) -> Tensor:
         """Compute the last hidden states of a flat batch, and fill the KV cache.
 
@@ -94,202 +186,31 @@ class LlamaForCausalLM:
             input_ids: ``[num_tokens]`` int32.
             positions: ``[num_tokens]`` int32.
             kv_caches: One for each layer.
-            metadata: How the tokens divide into requests.
+            metadata: How the tokens divide into requests, for each layer.
 
         Returns:
             ``[num_tokens, hidden_size]``, after the final norm.
         """
         hidden = self._embedding(input_ids)
         if self._decoder is not None:
-            return self._decoder.forward(
-                hidden, positions, kv_caches, metadata, self._layers[0].scale
-            )
+            return self._decoder.forward(hidden, positions, kv_caches, metadata[0], self._scale)
         residual = torch.zeros_like(hidden)
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
-            hidden, residual = layer.forward(
-                hidden, residual, positions, self._cos_sin_cache, kv_cache, metadata
-            )
-        return rms_norm(hidden + residual, self._norm, self._eps)
+        for layer, kv_cache, seen in zip(self._layers, kv_caches, metadata, strict=True):
+            hidden, residual = layer.forward(hidden, residual, positions, kv_cache, seen)
+        return self._norm(hidden + residual)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Compute ``[num_rows, vocab_size]`` float32 from ``[num_rows, hidden_size]``."""
         return self._lm_head(hidden_states).float()
 
-    def _join_layers(self, spec: ModelSpec) -> Decoder:
+    def _join_layers(self, spec: ModelSpec, rotary: Rotary) -> Decoder:
         return Decoder(
             [layer.packed() for layer in self._layers],
-            self._norm,
+            self._norm.weight,
             spec.num_attention_heads,
             spec.num_key_value_heads,
             spec.head_dim,
             spec.rms_norm_eps,
-            self._cos_sin_cache,
-        )
-
-
-class LlamaDecoderLayer:
-    """Self-attention and a gated feed-forward, each behind a norm and added to the residual."""
-
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, Weight], prefix: str) -> None:
-        self._eps = spec.rms_norm_eps
-        self._input_norm = tensor_of(weights, f"{prefix}.input_layernorm.weight")
-        self._attention = LlamaAttention(spec, weights, f"{prefix}.self_attn")
-        self._post_attention_norm = tensor_of(weights, f"{prefix}.post_attention_layernorm.weight")
-        self._mlp = LlamaMLP(weights, f"{prefix}.mlp")
-
-    @classmethod
-    def weight_layout(cls, spec: ModelSpec, prefix: str) -> list[WeightEntry]:
-        """List the layer's tensors."""
-        return [
-            _whole(f"{prefix}.input_layernorm.weight", spec.hidden_size),
-            *LlamaAttention.weight_layout(spec, f"{prefix}.self_attn"),
-            _whole(f"{prefix}.post_attention_layernorm.weight", spec.hidden_size),
-            *LlamaMLP.weight_layout(spec, f"{prefix}.mlp"),
-        ]
-
-    def forward(
-        self,
-        hidden: Tensor,
-        residual: Tensor,
-        positions: Tensor,
-        cos_sin_cache: Tensor,
-        kv_cache: KVCache,
-        metadata: AttentionMetadata,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the feed-forward's output, not yet added, and the residual stream."""
-        hidden, residual = fused_add_rms_norm(hidden, residual, self._input_norm, self._eps)
-        hidden = self._attention.forward(hidden, positions, cos_sin_cache, kv_cache, metadata)
-        hidden, residual = fused_add_rms_norm(
-            hidden, residual, self._post_attention_norm, self._eps
-        )
-        return self._mlp.forward(hidden), residual
-
-    @property
-    def scale(self) -> float:
-        """Factor of the attention scores."""
-        return self._attention.scale
-
-    def packed(self) -> DecoderLayer:
-        """Return the layer's weights for `Decoder`."""
-        qkv, output = self._attention.qkv_proj, self._attention.o_proj
-        return DecoderLayer(
-            input_norm=self._input_norm,
-            qkv=qkv.parts,
-            qkv_bias=qkv.part_biases,
-            output=output.whole,
-            output_bias=output.bias,
-            ffn_norm=self._post_attention_norm,
-            gate_up=self._mlp.gate_up_proj.parts,
-            down=self._mlp.down_proj.whole,
-        )
-
-
-class LlamaAttention:
-    """Grouped-query attention with rotary positions over the paged KV cache."""
-
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, Weight], prefix: str) -> None:
-        self._head_dim = spec.head_dim
-        q_size, kv_size = _attention_sizes(spec)
-        self._split_sizes = [q_size, kv_size, kv_size]
-        self.scale: float = spec.head_dim**-0.5
-        self.qkv_proj = Linear.of(weights, f"{prefix}.qkv_proj")
-        self.o_proj = Linear.of(weights, f"{prefix}.o_proj")
-
-    @classmethod
-    def weight_layout(cls, spec: ModelSpec, prefix: str) -> list[WeightEntry]:
-        """List the projections: q, k and v fused, and o."""
-        q_size, kv_size = _attention_sizes(spec)
-        fused = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        return [
-            *_linear(prefix, "qkv_proj", fused, spec.hidden_size, spec.attention_bias),
-            *_linear(prefix, "o_proj", {"o_proj": spec.hidden_size}, q_size, spec.attention_bias),
-        ]
-
-    def forward(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        cos_sin_cache: Tensor,
-        kv_cache: KVCache,
-        metadata: AttentionMetadata,
-    ) -> Tensor:
-        """Attend; ``[num_tokens, hidden_size]`` in and out."""
-        heads = (len(hidden), -1, self._head_dim)
-        qkv = torch.split(self.qkv_proj(hidden), self._split_sizes, dim=-1)
-        query, key, value = (part.view(heads) for part in qkv)
-        query, key = rotary_embedding(positions, query, key, cos_sin_cache)
-        write_kv_cache(key, value, kv_cache.key, kv_cache.value, metadata.slot_mapping)
-        attended = paged_attention(query, kv_cache.key, kv_cache.value, metadata, self.scale)
-        return self.o_proj(attended.flatten(1))
-
-
-class LlamaMLP:
-    """The gated feed-forward."""
-
-    def __init__(self, weights: Mapping[str, Weight], prefix: str) -> None:
-        self.gate_up_proj = Linear.of(weights, f"{prefix}.gate_up_proj")
-        self.down_proj = Linear.of(weights, f"{prefix}.down_proj")
-
-    @classmethod
-    def weight_layout(cls, spec: ModelSpec, prefix: str) -> list[WeightEntry]:
-        """List the projections: gate and up fused, and down."""
-        hidden, intermediate = spec.hidden_size, spec.intermediate_size
-        fused = {"gate_proj": intermediate, "up_proj": intermediate}
-        return [
-            *_linear(prefix, "gate_up_proj", fused, hidden, spec.mlp_bias),
-            *_linear(prefix, "down_proj", {"down_proj": hidden}, intermediate, spec.mlp_bias),
-        ]
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Compute; ``[num_tokens, hidden_size]`` in and out."""
-        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
-
-
-def _attention_sizes(spec: ModelSpec) -> tuple[int, int]:
-    """Return the width of all query heads, and of all key (or value) heads."""
-    return spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
-
-
-def _whole(name: str, *shape: int) -> WeightEntry:
-    return WeightEntry(name, (WeightPart(name, shape),))
-
-
-def _linear(
-    prefix: str, name: str, parts: Mapping[str, int], in_features: int, bias: bool
-) -> list[WeightEntry]:
-    """List a projection's weight, and its bias if it has one.
-
-    Args:
-        prefix: What the projection belongs to.
-        name: The model's name for it.
-        parts: The checkpoint's projections that are fused in it, with their out_features.
-        in_features: Width of the input.
-        bias: Whether there is one.
-    """
-
-    def entry(kind: str, *columns: int) -> WeightEntry:
-        tensors = (
-            WeightPart(f"{prefix}.{part}.{kind}", (rows, *columns)) for part, rows in parts.items()
-        )
-        return WeightEntry(f"{prefix}.{name}.{kind}", tuple(tensors))
-
-    return [entry("weight", in_features), *([entry("bias")] if bias else [])]
-
-
-def _check_supported(spec: ModelSpec) -> None:
-    if spec.hidden_act != "silu":
-        raise ModelError(
-            f"hidden_act {spec.hidden_act!r} is not supported for {spec.architecture}; "
-            f"supported: silu.",
-            field="hidden_act",
-        )
-    window = spec.sliding_window
-    if window is not None and window < spec.max_position_embeddings:
-        raise ModelError(
-            f"sliding_window={window} is not supported for {spec.architecture} yet.",
-            field="sliding_window",
-        )
-    if spec.head_dim % 2:
-        raise ModelError(
-            f"head_dim={spec.head_dim} is odd; rotary embedding needs pairs.", field="head_dim"
+            rotary.cos_sin_cache,
+            KERNEL_NAMES[spec.hidden_act],
         )

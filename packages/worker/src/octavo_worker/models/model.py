@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from octavo_core.model_spec import ModelSpec
 from octavo_kernels import AttentionMetadata
+from octavo_worker.layers.kv_cache import KVCache
 from octavo_worker.layers.weight import Weight
-
-
-class KVCache(NamedTuple):
-    """The paged cache of one layer; both ``[num_blocks, num_kv_heads, block_size, head_dim]``."""
-
-    key: Tensor
-    value: Tensor
-
-
-class WeightPart(NamedTuple):
-    """One tensor of a checkpoint, under the name that transformers saves it with."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
-class WeightEntry(NamedTuple):
-    """One tensor of a model.
-
-    Attributes:
-        name: The model's name for it.
-        parts: Tensors of the checkpoint that make it up, concatenated along the first
-            dimension.
-        tied_to: Name of an earlier entry that stands in if the checkpoint has none.
-        is_vocabulary: Whether its rows are the tokens of the vocabulary.
-    """
-
-    name: str
-    parts: tuple[WeightPart, ...]
-    tied_to: str | None = None
-    is_vocabulary: bool = False
+from octavo_worker.layers.weight_entry import WeightEntry
 
 
 class Model(Protocol):
@@ -69,9 +40,20 @@ class Model(Protocol):
         input_ids: Tensor,
         positions: Tensor,
         kv_caches: Sequence[KVCache],
-        metadata: AttentionMetadata,
+        metadata: Sequence[AttentionMetadata],
     ) -> Tensor:
-        """Compute the last hidden states, ``[num_tokens, hidden_size]``."""
+        """Compute the last hidden states of a flat batch, and fill the KV cache.
+
+        Args:
+            input_ids: ``[num_tokens]`` int32.
+            positions: ``[num_tokens]`` int32.
+            kv_caches: One for each layer.
+            metadata: How the tokens divide into requests, for each layer; layers of one
+                group share one object.
+
+        Returns:
+            ``[num_tokens, hidden_size]``.
+        """
         ...
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from octavo_core.errors import ModelError
 from octavo_core.model_spec import ModelSpec
+from octavo_worker.models.deepseek import DeepseekForCausalLM
+from octavo_worker.models.gemma import GemmaForCausalLM
+from octavo_worker.models.gpt2 import GPT2LMHeadModel
+from octavo_worker.models.gpt_oss import GptOssForCausalLM
 from octavo_worker.models.llama import LlamaForCausalLM
+from octavo_worker.models.mixtral import MixtralForCausalLM, Qwen3MoeForCausalLM
 from octavo_worker.models.model import Model
+from octavo_worker.models.opt import OPTForCausalLM
+from octavo_worker.models.phi3 import Phi3ForCausalLM
 
-MODELS: dict[str, type[Model]] = {"LlamaForCausalLM": LlamaForCausalLM}
+MODELS: dict[str, type[Model]] = {
+    "DeepseekV2ForCausalLM": DeepseekForCausalLM,
+    "DeepseekV3ForCausalLM": DeepseekForCausalLM,
+    "Gemma2ForCausalLM": GemmaForCausalLM,
+    "Gemma3ForCausalLM": GemmaForCausalLM,
+    "GemmaForCausalLM": GemmaForCausalLM,
+    "GPT2LMHeadModel": GPT2LMHeadModel,
+    "GptOssForCausalLM": GptOssForCausalLM,
+    "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": LlamaForCausalLM,
+    "MixtralForCausalLM": MixtralForCausalLM,
+    "OPTForCausalLM": OPTForCausalLM,
+    "Phi3ForCausalLM": Phi3ForCausalLM,
+    "Qwen2ForCausalLM": LlamaForCausalLM,
+    "Qwen3ForCausalLM": LlamaForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+}
 
 
 def resolve_model_class(spec: ModelSpec) -> type[Model]:

@@ -1,0 +1,28 @@
+"""``GET /metrics`` and ``GET /load``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_server.api.answers import LoadAnswer
+from octavo_server.api.context import context_of
+from octavo_server.api.errors import json_response
+from octavo_server.api.openapi import documented
+
+router = APIRouter()
+
+
+@router.get("/metrics", **documented(media_type="text/plain"))
+async def metrics(request: Request) -> Response:
+    """Answer the metrics in Prometheus' text format."""
+    from octavo_server.metrics_export import CONTENT_TYPE
+
+    return Response(context_of(request).exporter().render(), media_type=CONTENT_TYPE)
+
+
+@router.get("/load", **documented(answer=LoadAnswer))
+async def load(request: Request) -> Response:
+    """Answer how many requests are being served."""
+    return json_response({"server_load": context_of(request).num_open})

@@ -1,0 +1,135 @@
+"""Runs one request and answers it, as a stream of events or whole.
+
+Each API brings a writer. All else about answering is here: what can be refused is refused
+before the first byte, a client that leaves ends the engine's work, an error in a stream is an
+event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_core.wire import EngineCoreRequest
+from octavo_server.api.context import context_of
+from octavo_server.api.deadline import with_deadline
+from octavo_server.api.errors import ApiError, json_response, to_api_error
+from octavo_server.api.sse import EventStream, until_disconnect
+from octavo_server.api.structured_outputs import check_grammars
+from octavo_server.engine_client import Generation
+from octavo_server.request_output import OutputDelta
+
+
+class AnswerWriter(Protocol):
+    """How an API writes an answer. Each method returns encoded events, maybe none."""
+
+    def begin(self) -> bytes:
+        """Write what comes before any delta."""
+        ...
+
+    async def step(self, deltas: Sequence[OutputDelta]) -> bytes:
+        """Write one step's deltas, of which none is an error."""
+        ...
+
+    def end(self) -> bytes:
+        """Write what comes after the last delta."""
+        ...
+
+    def fail(self, error: ApiError) -> bytes:
+        """Write an error; nothing comes after it."""
+        ...
+
+    async def result(self) -> dict[str, Any]:
+        """Return the whole answer, after `end`."""
+        ...
+
+
+async def respond(
+    request: Request,
+    request_id: str,
+    requests: Sequence[EngineCoreRequest],
+    writer: AnswerWriter,
+    *,
+    stream: bool,
+    constraint_field: str = "structured_outputs",
+) -> Response:
+    """Run `requests` as the choices of one answer.
+
+    Args:
+        request_id: The answer's id.
+        constraint_field: What the request calls its constraint, if it has one.
+
+    Raises:
+        OctavoError: The engine refused the request, or failed.
+        ClientDisconnect: The client left; the engine's work was aborted.
+    """
+    headers = {"X-Request-Id": request_id}
+    context = context_of(request)
+    checked = await until_disconnect(
+        request.receive, check_grammars(context.grammar_checker, requests, constraint_field)
+    )
+    generation = context.client.generate(request_id, with_deadline(request, checked))
+    try:
+        if not stream:
+            content = await until_disconnect(request.receive, collect_answer(generation, writer))
+            return json_response(content, headers=headers)
+        first = await until_disconnect(request.receive, first_deltas(generation))
+    except BaseException:
+        generation.close()
+        raise
+    return EventStream(answer_events(first, generation, writer), generation.close, headers)
+
+
+async def collect_answer(generation: Generation, writer: AnswerWriter) -> dict[str, Any]:
+    """Return the whole answer.
+
+    Raises:
+        OctavoError: The engine failed.
+    """
+    writer.begin()
+    async for deltas in generation:
+        raise_errors(deltas)
+        await writer.step(deltas)
+    writer.end()
+    return await writer.result()
+
+
+async def first_deltas(generation: Generation) -> list[OutputDelta]:
+    """Return what the engine's first step brings.
+
+    Raises:
+        OctavoError: The engine refused the request, or failed.
+    """
+    deltas = await anext(generation)
+    raise_errors(deltas)
+    return deltas
+
+
+async def answer_events(
+    first: list[OutputDelta], generation: Generation, writer: AnswerWriter
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of an answer, each step's in one piece."""
+    try:
+        data = writer.begin()
+        deltas = first
+        while deltas:
+            raise_errors(deltas)
+            data += await writer.step(deltas)
+            if data:
+                yield data
+            data = b""
+            deltas = await anext(generation, [])
+        yield data + writer.end()
+    except Exception as error:
+        # The status has gone out as 200; the stream itself has to say it.
+        yield writer.fail(to_api_error(error))
+
+
+def raise_errors(deltas: Sequence[OutputDelta]) -> None:
+    """Raise the error that a delta carries."""
+    for delta in deltas:
+        if delta.error is not None:
+            raise delta.error.to_exception()

@@ -1,0 +1,150 @@
+"""The routes that act on the whole server."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo_core.config import resolve_config
+from support.asgi import call, guarded_app
+
+SLOW = {"prompt": "slow" * 100, "max_tokens": 400}
+
+
+@pytest.fixture(scope="module")
+def operated(start_shared_front: Any) -> Any:
+    return start_shared_front(enable_operator_routes="true").wait_ready()
+
+
+def post(front: Any, target: str, **kwargs: Any) -> httpx.Response:
+    return httpx.post(front.url + target, timeout=20, **kwargs)
+
+
+def cached_tokens(front: Any, prompt: str) -> int:
+    response = front.post("/v1/completions", {"prompt": prompt, "max_tokens": 1})
+    cached: int = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+def test_the_prefix_cache_is_reset(operated: Any) -> None:
+    prompt = "the same beginning of some length"
+    cached_tokens(operated, prompt)
+    assert cached_tokens(operated, prompt) == 32
+    assert post(operated, "/reset_prefix_cache").json() == {"status": "ok"}
+    assert cached_tokens(operated, prompt) == 0
+
+
+class Stream:
+    """One streamed answer, read by a thread."""
+
+    def __init__(self, front: Any) -> None:
+        self.request_id = ""
+        self.events: list[Any] = []
+        self.started = threading.Event()
+        self.thread = threading.Thread(target=self._read, args=(front,))
+        self.thread.start()
+        assert self.started.wait(10)
+
+    def _read(self, front: Any) -> None:
+        body = SLOW | {"stream": True}
+        with httpx.stream("POST", front.url + "/v1/completions", json=body, timeout=30) as stream:
+            self.request_id = stream.headers["x-request-id"]
+            for line in stream.iter_lines():
+                self.started.set()
+                if line.startswith("data: {"):
+                    self.events.append(json.loads(line.removeprefix("data: ")))
+
+    @property
+    def finish_reason(self) -> str:
+        self.thread.join(20)
+        return str(self.events[-1]["choices"][0]["finish_reason"])
+
+
+def test_requests_are_aborted_by_id_and_all_at_once(operated: Any) -> None:
+    first, second, third = (Stream(operated) for _ in range(3))
+    body = {"request_ids": [first.request_id, "unknown"]}
+    assert post(operated, "/abort_requests", json=body).json() == {"aborted": [first.request_id]}
+    assert first.finish_reason == "abort"
+    ended = post(operated, "/abort_requests").json()["aborted"]
+    assert sorted(ended) == sorted([second.request_id, third.request_id])
+    assert second.finish_reason == third.finish_reason == "abort"
+    assert post(operated, "/abort_requests").json() == {"aborted": []}
+    assert post(operated, "/abort_requests", json={"request_ids": 5}).status_code == 400
+    text = httpx.get(operated.url + "/metrics").text
+    assert 'finished_reason="abort",model_name="bytes"} 3.0' in text
+
+
+def test_a_sleeping_server_takes_no_requests(operated: Any) -> None:
+    stream = Stream(operated)
+    assert post(operated, "/sleep?level=0").json() == {"is_sleeping": True}
+    try:
+        assert stream.finish_reason == "abort"
+        refused = operated.post("/v1/completions", {"prompt": "x"})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "sleeping"
+        assert int(refused.headers["retry-after"]) > 0
+        assert httpx.get(operated.url + "/is_sleeping").json() == {"is_sleeping": True}
+        assert httpx.get(operated.url + "/health").status_code == 200
+        assert httpx.get(operated.url + "/ready").status_code == 503
+        assert httpx.get(operated.url + "/v1/models").status_code == 200
+        asleep = 'engine_sleep_state{engine="0",model_name="bytes",sleep_state="awake"} 0.0'
+        assert asleep in httpx.get(operated.url + "/metrics").text
+    finally:
+        assert post(operated, "/wake_up").json() == {"is_sleeping": False}
+    assert operated.post("/v1/completions", {"prompt": "x"}).status_code == 200
+    assert httpx.get(operated.url + "/ready").status_code == 200
+
+
+def test_sleep_can_wait_for_what_runs(operated: Any) -> None:
+    stream = Stream(operated)
+    started = time.monotonic()
+    sleeping = threading.Thread(target=post, args=(operated, "/sleep?level=0&mode=wait"))
+    sleeping.start()
+    assert stream.finish_reason == "length"
+    sleeping.join(10)
+    assert not sleeping.is_alive()
+    assert time.monotonic() - started > 0.5
+    post(operated, "/wake_up")
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "words"),
+    [
+        ("/sleep", 501, "level 1"),
+        ("/sleep?level=2", 501, "level=0"),
+        ("/sleep?level=3", 400, "0, 1 or 2"),
+        ("/sleep?level=-0", 400, "level"),
+        ("/sleep?level=0&mode=keep", 400, "abort or wait"),
+        ("/v1/load_lora_adapter", 501, "not supported yet"),
+        ("/v1/unload_lora_adapter", 501, "not supported yet"),
+    ],
+)
+def test_what_can_not_be_done(operated: Any, target: str, status: int, words: str) -> None:
+    response = post(operated, target)
+    assert response.status_code == status
+    assert words in response.json()["error"]["message"]
+
+
+def test_a_web_page_can_not_operate_the_server(operated: Any) -> None:
+    headers = {"Origin": "https://evil.example"}
+    for target in ("/sleep?level=0", "/abort_requests", "/reset_prefix_cache", "/wake_up"):
+        assert post(operated, target, headers=headers).status_code == 403
+    assert httpx.get(operated.url + "/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_without_the_flag_there_are_no_such_routes(front: Any) -> None:
+    for target in ("/sleep", "/v1/load_lora_adapter", "/abort_requests"):
+        response = post(front, target)
+        assert response.status_code == 404
+        assert "--enable-operator-routes" in response.json()["error"]["message"]
+    assert front.post("/v1/completions", {"prompt": "x"}).status_code == 200
+
+
+def test_while_loading_they_are_closed() -> None:
+    app = guarded_app(resolve_config({"enable_operator_routes": True}))
+    assert call(app, "POST", "/reset_prefix_cache").status == 503

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+PATH = "/v1/completions"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_id_comes_back(front: Any, stream: bool) -> None:
+    headers = {"x-request-id": "trace-1/a:b"}
+    response = front.post(PATH, {"prompt": "x", "stream": stream}, headers=headers)
+    assert response.headers.get_list("x-request-id") == ["trace-1/a:b"]
+    if not stream:
+        assert response.json()["id"].startswith("cmpl-")
+
+
+@pytest.mark.parametrize(("path", "status"), [(PATH, 400), ("/nothing", 404), ("/health", 200)])
+def test_an_id_comes_back_with_errors_and_from_every_route(
+    front: Any, path: str, status: int
+) -> None:
+    headers = {"x-request-id": "me", "content-type": "application/json"}
+    method = "GET" if path == "/health" else "POST"
+    response = httpx.request(method, front.url + path, content="{}", headers=headers)
+    assert response.status_code == status
+    assert response.headers["x-request-id"] == "me"
+
+
+@pytest.mark.parametrize("sent", [None, "", "x" * 129, "two words", "tab\tbed", "é"])
+def test_what_can_not_be_an_id_is_not_echoed(front: Any, sent: str | None) -> None:
+    headers = {} if sent is None else {"x-request-id": sent.encode()}
+    response = front.post(PATH, {"prompt": "x"}, headers=headers)
+    assert response.headers["x-request-id"] == response.json()["id"]
