@@ -121,7 +121,9 @@ def run_dying_start(address: str, log_level: str) -> None:
     os._exit(EXIT_CODE)
 
 
-def slow_download(model: str, revision: str | None, on_progress: ProgressCallback) -> None:
+def slow_download(
+    model: str, revision: str | None, on_progress: ProgressCallback, **options: object
+) -> None:
     """Take the place of `resolve_model` while it fetches a model in another process."""
     download = subprocess.Popen(["sleep", "60"])
     try:
