@@ -219,7 +219,7 @@ class ScriptedExecutor:
         for request in step.new_requests:
             self._prompts[request.slot] = request.token_ids[: request.num_prompt_tokens]
             self._num_known[request.slot] = len(request.token_ids)
-            self._logprobs[request.slot] = request.sampling_params.logprobs
+            self._logprobs[request.slot] = request.sampling_params.num_logprobs
             self._prompt_logprobs[request.slot] = request.sampling_params.prompt_logprobs
         for slot, token_ids in step.forced_tokens:
             self._num_known[slot] += len(token_ids)
