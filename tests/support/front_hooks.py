@@ -60,3 +60,10 @@ def impatient_front() -> EngineTarget:
     body.BODY_TIMEOUT = 1.0
     http_protocol.protocol_class.__defaults__ = (1.0,)
     return run_scripted_engine
+
+
+def constrained_engine() -> EngineTarget:
+    """An engine that follows grammars."""
+    from support.constrained_engine import run_constrained_engine
+
+    return run_constrained_engine
