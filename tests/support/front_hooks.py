@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo_core.wire import EngineCoreOutput
-from octavo_server import http_protocol, output_processor
-from octavo_server.api import body
+from octavo_server import output_processor
 from octavo_server.detokenizer import Detokenizer
 from octavo_server.engine_process import EngineTarget
 from octavo_server.request_ledger import RequestLedger
@@ -53,6 +52,7 @@ def run_faulty_engine() -> EngineTarget:
     from support.faulty_engine import run_faulty_engine  # imports torch, which a front must not
 
     return run_faulty_engine
+<<<<<<< HEAD
 
 
 def impatient_front() -> EngineTarget:
@@ -67,3 +67,5 @@ def constrained_engine() -> EngineTarget:
     from support.constrained_engine import run_constrained_engine
 
     return run_constrained_engine
+=======
+>>>>>>> main

@@ -545,7 +545,6 @@ class Scheduler:
         Returns:
             The request's output, which is its last one if the grammar ends here.
         """
-        is_first = request.num_output_tokens == 0
         request.token_ids.append(token_id)
         new_token_ids = [token_id]
         try:
@@ -558,12 +557,18 @@ class Scheduler:
             return self._fail_constrained(request, error, is_updating=True)
         if request.is_finished:
             self._finish(request)
+        if not (request.report_due or request.is_finished):
+            return EngineCoreOutput(request.request_id, new_token_ids)
+        request.report_due = False
         return EngineCoreOutput(
             request.request_id,
             new_token_ids,
             request.status.finish_reason,
             request.stop_reason,
-            num_cached_tokens=(request.num_cached_tokens if is_first or request.is_finished else 0),
+            num_cached_tokens=request.num_cached_tokens,
+            prompt_logprobs=request.take_prompt_logprobs(),
+            scheduled_time=request.scheduled_time,
+            num_preemptions=request.num_preemptions,
         )
 
     def _append_forced(
