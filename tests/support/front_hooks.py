@@ -52,14 +52,6 @@ def run_faulty_engine() -> EngineTarget:
     from support.faulty_engine import run_faulty_engine  # imports torch, which a front must not
 
     return run_faulty_engine
-<<<<<<< HEAD
-
-
-def impatient_front() -> EngineTarget:
-    """A front that waits a second for heads and bodies."""
-    body.BODY_TIMEOUT = 1.0
-    http_protocol.protocol_class.__defaults__ = (1.0,)
-    return run_scripted_engine
 
 
 def constrained_engine() -> EngineTarget:
@@ -67,5 +59,3 @@ def constrained_engine() -> EngineTarget:
     from support.constrained_engine import run_constrained_engine
 
     return run_constrained_engine
-=======
->>>>>>> main
