@@ -52,3 +52,10 @@ def run_faulty_engine() -> EngineTarget:
     from support.faulty_engine import run_faulty_engine  # imports torch, which a front must not
 
     return run_faulty_engine
+
+
+def constrained_engine() -> EngineTarget:
+    """An engine that follows grammars."""
+    from support.constrained_engine import run_constrained_engine
+
+    return run_constrained_engine
