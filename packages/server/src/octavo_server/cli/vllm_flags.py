@@ -21,6 +21,7 @@ ALWAYS = {
     "--async-scheduling": "steps are scheduled ahead wherever the executor can",
     "--disable-log-requests": "requests are not logged",
     "--disable-uvicorn-access-log": "there is no access log without --access-log",
+    "--enable-auto-tool-choice": "a model may always call the tools of its request",
     "--enable-chunked-prefill": "long prompts are always computed in pieces",
     "--enable-prompt-tokens-details": "usage always tells the cached tokens",
     "--enable-request-id-headers": "answers always carry X-Request-Id",
@@ -70,7 +71,7 @@ _OTHER_NAMES = """
     disable-chunked-mm-input disable-custom-all-reduce disable-hybrid-kv-cache-manager
     disable-nccl-for-dp-synchronization disable-sliding-window distributed-timeout-seconds
     download-dir dp-sync-interval ec-manager-config ec-transfer-config elastic-ep-max-dp-size
-    enable-auto-tool-choice enable-batch-sharded-sampling enable-cumem-allocator enable-dbo
+    enable-batch-sharded-sampling enable-cumem-allocator enable-dbo
     enable-elastic-ep enable-ep-weight-filter enable-eplb enable-expert-parallel
     enable-fault-tolerance enable-flashinfer-autotune enable-force-include-usage enable-hc-sp
     enable-layerwise-nvtx-tracing enable-log-requests enable-logging-iteration-details
@@ -103,7 +104,7 @@ _OTHER_NAMES = """
     override-generation-config per-request-spec-decode-metrics performance-mode pooler-config
     prefill-context-parallel-size prefill-schedule-interval prefix-cache-retention-interval
     prefix-match-unit profiler-config pt-load-map-location quantization-config
-    ray-workers-use-nsight reasoning-config reasoning-parser reasoning-parser-plugin
+    ray-workers-use-nsight reasoning-config reasoning-parser-plugin
     renderer-num-workers replayssm-buffer-len response-role return-sampling-mask
     return-tokens-as-token-ids runner safetensors-load-strategy
     safetensors-prefetch-block-size safetensors-prefetch-num-threads seed
@@ -111,7 +112,7 @@ _OTHER_NAMES = """
     sleep-mode-offload-cudagraph sleep-preserve-parameter-names sparse-indexer-topk-backend
     spec-method spec-model spec-tokens specialize-active-lora sse-keep-alive-interval
     stream-interval structured-outputs-config swa-bounded-replay task tokenizer-revision
-    tokens-only tool-call-parser tool-parser-plugin trust-request-chat-template
+    tokens-only tool-parser-plugin trust-request-chat-template
     trust-request-mm-kwargs ubatch-size use-fp64-gumbel use-replayssm use-tqdm-on-load
     use-v2-block-manager video-pruning-method video-pruning-rate watermark watermark-config
     weight-transfer-config worker-extension-cls
