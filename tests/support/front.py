@@ -43,12 +43,12 @@ class FrontUnderTest:
         folder: Path,
         target: str,
         *,
-        model: dict[str, Any] | None = None,
+        byte_model: dict[str, Any] | None = None,
         **settings: object,
     ) -> None:
         main = folder / "front_main.py"
         main.write_text(_MAIN)
-        path = write_byte_model(folder / "model", **(model or {}))
+        path = write_byte_model(folder / "model", **(byte_model or {}))
         values = {"model": path, "served_model_name": "bytes", "port": 0, **settings}
         self.stderr_path = folder / "stderr"
         paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
