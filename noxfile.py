@@ -60,6 +60,8 @@ TEST_EXTRAS = {
         "matplotlib",
         "openai",
         "openapi-spec-validator",
+        "opentelemetry-exporter-otlp-proto-http",
+        "opentelemetry-sdk",
         "schemathesis",
         "transformers",
     ),

@@ -34,7 +34,7 @@ class ErrorAnswer(Answer):
 class HealthAnswer(Answer):
     """Whether requests are served, and how far the start-up is."""
 
-    status: Literal["ok", "loading", "shutting_down", "sleeping", "dead"]
+    status: Literal["ok", "loading", "restarting", "shutting_down", "sleeping", "dead"]
     stage: str
     progress: float | None
 
@@ -231,3 +231,18 @@ class MessageErrorAnswer(Answer):
 
     type: Literal["error"]
     error: MessageErrorBody
+
+
+class TokenizeAnswer(Answer):
+    """Answer of ``POST /tokenize``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str | None] | None
+
+
+class DetokenizeAnswer(Answer):
+    """Answer of ``POST /detokenize``."""
+
+    prompt: str

@@ -97,6 +97,7 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         format=chat_format,
         extra=extra,
         prompt_logprobs=body.prompt_logprobs,
+        include_timing=bool(body.include_timing),
         usage_details=chat_format.usage_details,
     )
 

@@ -150,13 +150,20 @@ def _plain(schema: Any) -> Any:
     """Rewrite what is right for pydantic and not for others.
 
     A union whose branch is chosen by a function is written as ``oneOf``, though 1 is an integer
-    as well as a number.
+    as well as a number. Defaults are values in Python: null for not given, or text for JSON that
+    is kept as it came.
     """
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {("anyOf" if key == "oneOf" else key): _plain(value) for key, value in schema.items()}
+    plain = {}
+    for key, value in schema.items():
+        if key == "properties":
+            plain[key] = {name: _plain(field) for name, field in value.items()}
+        elif key != "default":
+            plain["anyOf" if key == "oneOf" else key] = _plain(value)
+    return plain
 
 
 def _slug(path: str) -> str:
