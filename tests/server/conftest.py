@@ -31,7 +31,7 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]
     running = FrontUnderTest(
         tmp_path_factory.mktemp("talker"),
         "run_scripted_engine",
-        byte_model={"chat_template": SAY_TEMPLATE, "max_position_embeddings": 8192},
+        model={"chat_template": SAY_TEMPLATE, "max_position_embeddings": 8192},
         max_num_queued_reqs=64,
     )
     try:

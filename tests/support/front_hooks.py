@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo_core.wire import EngineCoreOutput
-from octavo_server import http_protocol, output_processor
-from octavo_server.api import body
+from octavo_server import output_processor
 from octavo_server.detokenizer import Detokenizer
 from octavo_server.engine_process import EngineTarget
 from octavo_server.request_ledger import RequestLedger
@@ -53,10 +52,3 @@ def run_faulty_engine() -> EngineTarget:
     from support.faulty_engine import run_faulty_engine  # imports torch, which a front must not
 
     return run_faulty_engine
-
-
-def impatient_front() -> EngineTarget:
-    """A front that waits a second for heads and bodies."""
-    body.BODY_TIMEOUT = 1.0
-    http_protocol.protocol_class.__defaults__ = (1.0,)
-    return run_scripted_engine

@@ -91,7 +91,7 @@ def write_byte_model(folder: Path, *, chat_template: str = CHAT_TEMPLATE, **conf
 
 def run_scripted_engine(address: str, log_level: str) -> None:
     """Take the place of `octavo_server.engine_process.run_engine`."""
-    exit_with_parent()
+    exit_with_parent(Path(address.removeprefix("ipc://")).parent)
     setproctitle.setproctitle("octavo: engine")
     configure_logging(log_level, "engine")
     sys.exit(serve_engine(FrontLink(address), _build, preload="json"))
@@ -99,7 +99,7 @@ def run_scripted_engine(address: str, log_level: str) -> None:
 
 def run_reluctant_engine(address: str, log_level: str) -> None:
     """A scripted engine that takes a second to load its model."""
-    exit_with_parent()
+    exit_with_parent(Path(address.removeprefix("ipc://")).parent)
     setproctitle.setproctitle("octavo: engine")
     sys.exit(serve_engine(FrontLink(address), _build_reluctantly, preload="json"))
 

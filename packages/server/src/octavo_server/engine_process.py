@@ -336,6 +336,11 @@ class EngineSpawner:
         self._last = EngineProcess(self._log_level, self._target)
         return self._last
 
+    def kill(self) -> None:
+        """Kill the last process; somebody else waits for it and cleans up."""
+        if self._last is not None:
+            self._last.process.kill()
+
     def end(self) -> None:
         """Kill the last process, if it is still there, and clean up."""
         if self._last is not None:

@@ -17,7 +17,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import setproctitle
@@ -198,9 +198,13 @@ class _Front:
             for task in background:
                 task.cancel()
             server.should_exit = server.force_exit = True
-            await asyncio.wait({self._serving}, timeout=1.0)
+            await self._until_forced(asyncio.wait({self._serving}, timeout=1.0))
             await context.grammar_checker.close()
-            await client.close()
+            closing = asyncio.create_task(client.close())
+            await self._until_forced(asyncio.wait({closing}))
+            if not closing.done():
+                self._spawner.kill()
+            await closing
 
     async def _run(self, context: ServerContext, server: uvicorn.Server) -> int:
         loading = asyncio.create_task(self._load(context.client))
@@ -262,6 +266,14 @@ class _Front:
             await asyncio.wait({work})
             return False
         return True
+
+    async def _until_forced(self, work: Awaitable[Any]) -> None:
+        """Wait for `work`, but not beyond a second signal."""
+        task = asyncio.ensure_future(work)
+        forced = asyncio.create_task(self._force.wait())
+        await asyncio.wait({task, forced}, return_when=asyncio.FIRST_COMPLETED)
+        for each in (task, forced):
+            each.cancel()
 
     async def _load(self, client: EngineClient) -> LoadedModel:
         """Find the model, read its tokenizer while the engine loads it, and wait for both."""

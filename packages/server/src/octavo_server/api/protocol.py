@@ -52,6 +52,7 @@ MAX_TOOLS = 512
 MAX_TEMPLATE_OPTIONS = 64
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
+MAX_TIMEOUT = 7 * 86400  # seconds
 
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
@@ -286,6 +287,7 @@ class GenerationRequest(StrictModel):
     priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     user: Name | None = None
     safety_identifier: Name | None = None
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchemaOrText | None = None

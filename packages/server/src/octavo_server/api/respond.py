@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from octavo_core.wire import EngineCoreRequest
 from octavo_server.api.context import context_of
+from octavo_server.api.deadline import with_deadline
 from octavo_server.api.errors import ApiError, json_response, to_api_error
 from octavo_server.api.sse import EventStream, until_disconnect
 from octavo_server.api.structured_outputs import check_grammars
@@ -75,7 +76,7 @@ async def respond(
     checked = await until_disconnect(
         request.receive, check_grammars(context.grammar_checker, requests, constraint_field)
     )
-    generation = context.client.generate(request_id, checked)
+    generation = context.client.generate(request_id, with_deadline(request, checked))
 
     def at_end() -> Timing:
         timing = timing_of(generation.progress, choices_per_prompt)

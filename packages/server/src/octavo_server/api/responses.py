@@ -23,6 +23,7 @@ from octavo_server.api.answers import (
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import LoadedModel, ServerContext, context_of
 from octavo_server.api.conversation import PreparedConversation, prepare
+from octavo_server.api.deadline import with_deadline
 from octavo_server.api.errors import ApiError, json_response, to_api_error
 from octavo_server.api.openapi import documented, query_parameter
 from octavo_server.api.protocol import MAX_NAME_CHARS
@@ -79,6 +80,7 @@ async def create_response(request: Request) -> Response:
             constraint_field=field,
         )
     requests = await check_grammars(context.grammar_checker, prepared.requests, field)
+    requests = with_deadline(request, requests)
     _start_in_background(context, response_id, requests, writer, stored)
     if body.stream:
         return _event_stream(log, 0, response_id)
