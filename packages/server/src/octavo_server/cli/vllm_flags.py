@@ -110,7 +110,7 @@ _OTHER_NAMES = """
     safetensors-prefetch-block-size safetensors-prefetch-num-threads seed
     show-hidden-metrics-for-version skip-mm-profiling skip-tokenizer-init
     sleep-mode-offload-cudagraph sleep-preserve-parameter-names sparse-indexer-topk-backend
-    spec-method spec-model spec-tokens specialize-active-lora sse-keep-alive-interval
+    spec-method spec-model spec-tokens specialize-active-lora
     stream-interval structured-outputs-config swa-bounded-replay task tokenizer-revision
     tokens-only tool-parser-plugin trust-request-chat-template
     trust-request-mm-kwargs ubatch-size use-fp64-gumbel use-replayssm use-tqdm-on-load
