@@ -74,6 +74,7 @@ def test_a_format_is_found_or_named() -> None:
     assert found.tool_parser is MistralParser
     assert found.reasoning == "mistral"
     assert found.takes_tools
+    assert found.describe() == "mistral and mistral"
     config = resolve_config({"tool_call_parser": "hermes", "reasoning_parser": "none"}).server
     named = AnswerFormat.of("[TOOL_CALLS] [/THINK]", config)
     assert (named.tool_parser, named.reasoning, named.takes_tools) == (HermesParser, None, False)
