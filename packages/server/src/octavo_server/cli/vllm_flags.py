@@ -21,6 +21,7 @@ ALWAYS = {
     "--async-scheduling": "steps are scheduled ahead wherever the executor can",
     "--disable-log-requests": "requests are not logged",
     "--disable-uvicorn-access-log": "there is no access log without --access-log",
+    "--enable-auto-tool-choice": "a model may always call the tools of its request",
     "--enable-chunked-prefill": "long prompts are always computed in pieces",
     "--enable-prompt-tokens-details": "usage always tells the cached tokens",
     "--enable-request-id-headers": "answers always carry X-Request-Id",
@@ -69,7 +70,7 @@ _OTHER_NAMES = """
     disable-chunked-mm-input disable-custom-all-reduce disable-hybrid-kv-cache-manager
     disable-nccl-for-dp-synchronization disable-sliding-window distributed-timeout-seconds
     download-dir dp-sync-interval ec-manager-config ec-transfer-config elastic-ep-max-dp-size
-    enable-auto-tool-choice enable-batch-sharded-sampling enable-cumem-allocator enable-dbo
+    enable-batch-sharded-sampling enable-cumem-allocator enable-dbo
     enable-elastic-ep enable-ep-weight-filter enable-eplb enable-expert-parallel
     enable-fault-tolerance enable-flashinfer-autotune enable-force-include-usage enable-hc-sp
     enable-layerwise-nvtx-tracing enable-log-requests enable-logging-iteration-details
@@ -107,7 +108,7 @@ _OTHER_NAMES = """
     safetensors-load-strategy safetensors-prefetch-block-size safetensors-prefetch-num-threads
     seed show-hidden-metrics-for-version skip-mm-profiling skip-tokenizer-init
     sleep-mode-offload-cudagraph sleep-preserve-parameter-names sparse-indexer-topk-backend
-    spec-method spec-model spec-tokens specialize-active-lora sse-keep-alive-interval
+    spec-method spec-model spec-tokens specialize-active-lora
     stream-interval structured-outputs-config swa-bounded-replay task tokenizer-revision
     tokens-only tool-parser-plugin trust-request-chat-template trust-request-mm-kwargs
     ubatch-size use-fp64-gumbel use-replayssm use-tqdm-on-load use-v2-block-manager
