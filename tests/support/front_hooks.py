@@ -66,3 +66,16 @@ def front_that_chokes() -> EngineTarget:
 
     InputProcessor.process = choke  # type: ignore[method-assign]
     return run_scripted_engine
+
+
+def front_that_keeps_everything() -> EngineTarget:
+    """A front that leaks 8 KiB with each request."""
+    kept: list[bytearray] = []
+    add = RequestLedger.add
+
+    def leak(self: Any, *args: Any, **kwargs: Any) -> None:
+        kept.append(bytearray(8192))
+        add(self, *args, **kwargs)
+
+    RequestLedger.add = leak  # type: ignore[method-assign]
+    return run_scripted_engine
