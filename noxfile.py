@@ -63,6 +63,8 @@ TEST_EXTRAS = {
         "matplotlib",
         "openai",
         "openapi-spec-validator",
+        "opentelemetry-exporter-otlp-proto-http",
+        "opentelemetry-sdk",
         "schemathesis",
         "transformers",
     ),

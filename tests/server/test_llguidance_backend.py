@@ -66,6 +66,13 @@ def test_what_cannot_be_enforced_is_named(name: str, backend: LLGuidanceBackend)
         backend.compile(of_schema(schema))
 
 
+@pytest.mark.parametrize("name", UNSUPPORTED.keys() - {"other_document", "look_ahead"})
+def test_a_lenient_schema_ignores_it(name: str, backend: LLGuidanceBackend) -> None:
+    schema, _ = UNSUPPORTED[name]
+    assert isinstance(schema, dict)
+    assert backend.compile(of_schema(schema | {"x-guidance": {"lenient": True}}))
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_no_schema_is_refused_with_its_place(name: str, backend: LLGuidanceBackend) -> None:
     """G01, G03 and X07."""
@@ -188,6 +195,12 @@ def test_bad_grammars_are_refused(fields: dict[str, str], backend: LLGuidanceBac
     with pytest.raises(InvalidRequestError, match=kind) as caught:
         backend.compile(StructuredOutputsParams(**fields))
     assert len(caught.value.message) < 1000
+
+
+def test_a_grammar_that_explodes_is_the_requests_own_fault(backend: LLGuidanceBackend) -> None:
+    rules = "".join(f"r{i}: r{i + 1} r{i + 1}\n" for i in range(60))
+    with pytest.raises(InvalidRequestError, match="structured_outputs"):
+        backend.compile(StructuredOutputsParams(grammar=f'start: r0\n{rules}r60: "x"'))
 
 
 def test_forced_tokens_save_steps(backend: LLGuidanceBackend, walker: Walker) -> None:

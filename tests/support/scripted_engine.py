@@ -3,7 +3,8 @@
 Its "model" speaks bytes. The answer repeats the prompt, byte by byte, and ends with `EOS`
 after ``max_tokens`` or where the prompt ends. Words in the prompt ask for misbehaviour:
 ``slow`` makes each step take 20 ms, ``break`` raises in the first step and ``crack`` in a
-later one, ``die`` ends the process after a few tokens.
+later one, ``die`` ends the process after a few tokens. Under a grammar it repeats what is
+allowed, and says the first allowed byte in place of the rest.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from octavo_core.process import exit_with_parent
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from octavo_core.wire import TokenLogprobs
 from octavo_server.engine_process import Engine, FrontLink, serve_engine
+from octavo_server.grammar_compilers import make_grammar_compiler
 from octavo_server.logging_setup import configure_logging
 
 EOS = "<eos>"
+NUM_TOKENS = 257
 EXIT_CODE = 7
 # Where the last message begins with "say:", the answer is the rest of it, since the model repeats
 # its prompt. The comment is what parsers are found by.
@@ -71,7 +74,7 @@ def write_byte_model(folder: Path, *, chat_template: str = CHAT_TEMPLATE, **conf
             "num_hidden_layers": 1,
             "num_attention_heads": 1,
             "num_key_value_heads": 1,
-            "vocab_size": 257,
+            "vocab_size": NUM_TOKENS,
             "max_position_embeddings": 512,
             "rms_norm_eps": 1e-6,
             "hidden_act": "silu",
@@ -131,7 +134,10 @@ def slow_download(model: str, revision: str | None, on_progress: ProgressCallbac
 
 
 def _build(config: EngineConfig) -> Engine:
-    return EngineCore(config, read_model_spec(config.model_path), ScriptedExecutor())
+    spec = read_model_spec(config.model_path)
+    return EngineCore(
+        config, spec, ScriptedExecutor(), make_grammar_compiler(config.model_path, spec)
+    )
 
 
 def _build_reluctantly(config: EngineConfig) -> Engine:
@@ -168,8 +174,8 @@ class ScriptedExecutor:
         self._prompts: dict[int, list[int]] = {}
         self._num_known: dict[int, int] = {}
         self._logprobs: dict[int, int | None] = {}
+        self._step: SchedulerOutput | None = None
         self._prompt_logprobs: dict[int, int | None] = {}
-        self._output: Future[ModelRunnerOutput] = Future()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         encode = dict(zip(_byte_letters(), range(256), strict=True))
         # Token id to the byte that it stands for.
@@ -194,16 +200,18 @@ class ScriptedExecutor:
         pass
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        self._output = Future()
-        try:
-            self._output.set_result(self._run(scheduler_output))
-        except RuntimeError as error:
-            self._output.set_exception(error)
+        self._step = scheduler_output
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> Future[ModelRunnerOutput]:
-        return self._output
+        output: Future[ModelRunnerOutput] = Future()
+        assert self._step is not None
+        try:
+            output.set_result(self._run(self._step, _masks_by_slot(grammar)))
+        except RuntimeError as error:
+            output.set_exception(error)
+        return output
 
-    def _run(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def _run(self, step: SchedulerOutput, masks: dict[int, int]) -> ModelRunnerOutput:
         for slot in step.freed_slots:
             self._prompts.pop(slot, None)
         for request in step.new_requests:
@@ -211,6 +219,8 @@ class ScriptedExecutor:
             self._num_known[request.slot] = len(request.token_ids)
             self._logprobs[request.slot] = request.sampling_params.logprobs
             self._prompt_logprobs[request.slot] = request.sampling_params.prompt_logprobs
+        for slot, token_ids in step.forced_tokens:
+            self._num_known[slot] += len(token_ids)
         for slot in step.slots:
             self._misbehave(slot)
         sampled = []
@@ -223,7 +233,7 @@ class ScriptedExecutor:
             following = self._prompts[slot][start + 1 : end + 1]
             if following and count is not None:
                 reports[row] = [_some_logprobs(token_id, count) for token_id in following]
-            sampled.append(self._next(slot, end))
+            sampled.append(_allowed(self._next(slot, end), masks.get(slot)))
             if sampled[-1] >= 0 and self._logprobs[slot] is not None:
                 logprobs[row] = _some_logprobs(sampled[-1], self._logprobs[slot] or 0)
         return ModelRunnerOutput(step.step_id, sampled, logprobs, reports)
@@ -248,6 +258,23 @@ class ScriptedExecutor:
             os._exit(EXIT_CODE)
         if b"break" in prompt or (b"crack" in prompt and is_late):
             raise RuntimeError("the prompt asked for it")
+
+
+def _masks_by_slot(grammar: GrammarOutput | None) -> dict[int, int]:
+    if grammar is None:
+        return {}
+    width = len(grammar.bitmask) // len(grammar.slots)
+    return {
+        slot: int.from_bytes(grammar.bitmask[index * width : (index + 1) * width], "little")
+        for index, slot in enumerate(grammar.slots)
+    }
+
+
+def _allowed(token_id: int, mask: int | None) -> int:
+    """The token, or the first one that is allowed."""
+    if mask is None or token_id < 0 or mask >> token_id & 1:
+        return token_id
+    return (mask & -mask).bit_length() - 1
 
 
 def _some_logprobs(token_id: int, count: int) -> TokenLogprobs:

@@ -209,6 +209,32 @@ FAMILIES = {
     ),
 }
 
+FALLBACKS = {
+    "stablelm": Family(
+        "StableLm",
+        {
+            "hidden_size": 96,
+            "use_qkv_bias": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.25,
+            },
+        },
+    ),
+    "cohere2": Family(
+        "Cohere2",
+        {
+            "logit_scale": 0.25,
+            "tie_word_embeddings": True,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "olmo2": Family("Olmo2"),
+}
+"""Families that have no definition of ours."""
+
 
 def make_model(family: Family, **changes: Any) -> transformers.PreTrainedModel:
     """Make a model with random weights, large enough to tell logits apart."""
@@ -229,6 +255,6 @@ def make_model(family: Family, **changes: Any) -> transformers.PreTrainedModel:
 
 def save_family(name: str, folder: Path, **changes: Any) -> transformers.PreTrainedModel:
     """Make a family's model and save it to a folder."""
-    model = make_model(FAMILIES[name], **changes)
+    model = make_model({**FAMILIES, **FALLBACKS}[name], **changes)
     model.save_pretrained(folder)
     return model

@@ -18,7 +18,7 @@ from octavo_worker.executors.uniproc import UniProcExecutor
 from octavo_worker.loading import WeightForm, load_weights
 from octavo_worker.models import resolve_model_class
 from support.one_prompt import prompt_logits
-from support.tiny_families import FAMILIES, VOCAB_SIZE, save_family
+from support.tiny_families import FALLBACKS, FAMILIES, VOCAB_SIZE, save_family
 
 # Both compute in float32 and sum in another order. Logits are of order one.
 TOLERANCE = 1e-4
@@ -84,7 +84,7 @@ def _check(engine, reference, sequence, num_prompt_tokens):
         assert sequence[length] == int(expected[length - 1].argmax())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *FALLBACKS])
 def test_family_matches_transformers(family, make_config, tmp_path):
     reference = save_family(family, tmp_path)
     config = make_config(

@@ -21,8 +21,10 @@ def test_public_names():
     assert octavo_worker.models.__all__ == [
         "KVCache",
         "Model",
+        "ModelDefinition",
         "WeightEntry",
         "WeightPart",
+        "has_definition",
         "resolve_model_class",
     ]
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from octavo_core.errors import ModelError
 from octavo_core.model_spec import read_model_spec
 from octavo_worker.loading import WeightForm, load_weights
+from support.tiny_families import save_family
 
 CPU = torch.device("cpu")
 
@@ -383,3 +384,28 @@ def test_gguf_cut_short(block_llama, tmp_path):
 def test_no_such_file(tiny_folder, tmp_path):
     with pytest.raises(ModelError, match="can't be read"):
         _load(tmp_path / "nothing.gguf", read_model_spec(tiny_folder))
+
+
+# Tied or not, by the family's own default where config.json doesn't say (case C05).
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "opt", "gemma", "mistral"])
+@pytest.mark.parametrize("tied", ["says tied", "says untied", "says nothing"])
+def test_heads_of_families(family, tied, tmp_path):
+    changes = {} if tied == "says nothing" else {"tie_word_embeddings": tied == "says tied"}
+    is_tied_by_default = family in ("gpt2", "opt", "gemma")
+    is_tied = changes.get("tie_word_embeddings", is_tied_by_default)
+    model = save_family(family, tmp_path, tie_word_embeddings=is_tied)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["tie_word_embeddings"]
+    path.write_text(json.dumps(config | changes))
+    weights = _load(tmp_path)
+    embedding = model.get_input_embeddings().weight
+    head = embedding if is_tied else model.lm_head.weight
+    assert torch.equal(weights["lm_head.weight"], head)
+    if is_tied:
+        return
+    _change(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(ModelError, match=r"lm_head.weight is missing"):
+        _load(tmp_path)

@@ -65,6 +65,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "dtype (exact, slow, and up to seven times as large), or quantized while they load."
         ),
     ] = "auto"
+    load_format: Annotated[
+        Literal["auto", "dummy"],
+        Meta(
+            description="auto reads safetensors or GGUF, as the model has them; dummy makes random "
+            "weights, to measure a model of which only config.json and tokenizer are there."
+        ),
+    ] = "auto"
     max_model_len: Annotated[
         PositiveInt | Literal["auto"] | None,
         Meta(
@@ -347,6 +354,13 @@ class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0, description="Seconds between two lines about load and throughput; 0 is none."),
     ] = 10.0
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="Where to send OpenTelemetry's spans, for example "
+            "http://localhost:4318/v1/traces."
+        ),
+    ] = None
     metrics_prefix: Annotated[
         str,
         Meta(

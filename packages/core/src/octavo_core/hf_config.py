@@ -65,6 +65,7 @@ _COPIED = (
     "rope_interleave",
     "do_layer_norm_before",
     "scale_attn_by_inverse_layer_idx",
+    "type_vocab_size",
     "swiglu_alpha",
     "swiglu_limit",
 )

@@ -55,6 +55,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         n_group: Groups of experts, of which a token looks at `topk_group`.
         rope_interleave: With MLA, neighbours are rotated together; otherwise halves.
         do_layer_norm_before: Norms stand before attention and feed-forward, not behind.
+        type_vocab_size: Kinds of tokens that an encoder has embeddings for.
         scale_attn_by_inverse_layer_idx: Scores are divided by the layer's number, from 1.
         quantization: How the checkpoint's weights are stored, if not plainly.
     """
@@ -105,6 +106,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     do_layer_norm_before: bool = True
     rope_interleave: bool = True
     scale_attn_by_inverse_layer_idx: bool = False
+    type_vocab_size: int = 0
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     quantization: Quantization | None = None

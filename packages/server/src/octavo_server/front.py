@@ -34,6 +34,7 @@ from octavo_server.engine_process import (
 from octavo_server.keys import KeyRing, make_key_ring
 from octavo_server.logging_setup import configure_logging
 from octavo_server.tls import make_ssl_context, refresh_certificate
+from octavo_server.tracing import RequestTracer, make_tracer
 
 if TYPE_CHECKING:
     import uvicorn
@@ -78,6 +79,8 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
     configure_logging(config.server.log_level, "front", json_lines=config.observability.json_logs)
     _check_parsers(config)
     keys, ssl_context = make_key_ring(config.access), make_ssl_context(config.access)
+    endpoint = config.observability.otlp_traces_endpoint
+    tracer = make_tracer(endpoint) if endpoint else None
     listener = bind_socket(config.server.host, config.server.port)
     with contextlib.closing(listener):
         warn_of_open_door(config, listener)
@@ -93,11 +96,13 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
         # The engine spends seconds on importing torch; it starts before our own imports.
         engine = spawner.spawn()
         try:
-            front = _Front(config, listener, engine, spawner, noted, keys, ssl_context)
+            front = _Front(config, listener, engine, spawner, noted, keys, ssl_context, tracer)
             code = asyncio.run(front.run())
         finally:
             spawner.end()
             _join_loading_thread()
+            if tracer is not None:
+                tracer.shutdown()
     _flush_output()
     return code
 
@@ -155,7 +160,9 @@ class _Front:
         noted_signals: list[int],
         keys: KeyRing | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._keys = keys
         self._ssl_context = ssl_context
         self._noted_signals = noted_signals
@@ -178,6 +185,7 @@ class _Front:
         restarts = self._config.server.engine_restart
         supervisor = Supervisor(self._spawner.spawn) if restarts else None
         client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs, supervisor)
+        client.metrics.tracer = self._tracer
         context = ServerContext(client, self._config)
         context.responses.max_responses = self._config.server.max_stored_responses
         app = guard_app(create_app(context), context, self._keys)
@@ -274,7 +282,12 @@ class _Front:
         model = self._config.model
         on_progress = self._progress_reporter(client)
         resolved = await _in_daemon_thread(
-            lambda: resolve_model(model.model, model.revision, on_progress)
+            lambda: resolve_model(
+                model.model,
+                model.revision,
+                on_progress,
+                needs_weights=model.load_format != "dummy",
+            )
         )
         name = model.served_model_name or resolved.name
         client.configure(

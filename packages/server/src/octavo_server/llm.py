@@ -67,7 +67,11 @@ class LLM:
         from octavo_worker.executors import create_executor
 
         config = resolve_config(environ=os.environ, keywords={"model": model or None, **settings})
-        resolved = resolve_model(config.model.model, config.model.revision)
+        resolved = resolve_model(
+            config.model.model,
+            config.model.revision,
+            needs_weights=config.model.load_format != "dummy",
+        )
         config = config.replace("the model's location", model_path=str(resolved.path))
         spec = read_model_spec(resolved.path)
         self.tokenizer = load_tokenizer(resolved.path)

@@ -109,7 +109,7 @@ def _serving_families(context: ServerContext, model: LoadedModel) -> Iterator[Me
 def _add_load(page: _Page, context: ServerContext) -> None:
     client = context.client
     # The last word of an engine that is gone says nothing about now.
-    stats = client.stats if client.state is EngineState.READY else SchedulerStats()
+    stats = SchedulerStats() if client.state is EngineState.DEAD else client.stats
     waiting = "num_requests_waiting"
     page.gauge("num_requests_running", "Requests that run.", stats.num_running)
     page.gauge(waiting, "Requests in line.", stats.num_waiting)
@@ -125,6 +125,7 @@ def _add_load(page: _Page, context: ServerContext) -> None:
     ):
         page.gauge("engine_sleep_state", "1 for each true state.", int(is_on), sleep_state=state)
     queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
+    page.counter("engine_restarts", "Engines that have crashed.", client.num_restarts)
     page.counter("num_preemptions", "Requests put back in line.", stats.num_preemptions)
     page.counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", queries)
     page.counter("prefix_cache_hits", "Tokens found in the prefix cache.", hits)

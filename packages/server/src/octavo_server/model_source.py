@@ -29,7 +29,11 @@ class ResolvedModel(NamedTuple):
 
 
 def resolve_model(
-    model: str, revision: str | None = None, on_progress: ProgressCallback | None = None
+    model: str,
+    revision: str | None = None,
+    on_progress: ProgressCallback | None = None,
+    *,
+    needs_weights: bool = True,
 ) -> ResolvedModel:
     """Find a model's files, fetching them if need be.
 
@@ -38,6 +42,7 @@ def resolve_model(
             name of a file behind a colon to take one GGUF file (``org/repo:file.gguf``).
         revision: Branch, tag or commit on the hub.
         on_progress: Called while the starter model is fetched.
+        needs_weights: Whether a folder without weights is refused.
 
     Raises:
         ModelError: One line that names the path or id, and what is missing.
@@ -48,7 +53,7 @@ def resolve_model(
         return ResolvedModel(starter_gguf(on_progress), STARTER_MODEL.name)
     path = Path(model).expanduser()
     if path.exists():
-        _check_path(path)
+        _check_path(path, needs_weights)
         return ResolvedModel(path.resolve(), model)
     if _looks_like_path(model):
         raise ModelError(f"{model} does not exist.", field="model")
@@ -92,10 +97,10 @@ def _looks_like_path(model: str) -> bool:
     return "/" in model and Path(model.split("/", 1)[0]).is_dir()
 
 
-def _check_path(path: Path) -> None:
+def _check_path(path: Path, needs_weights: bool) -> None:
     """Refuse what is plainly no model, before anything heavy is imported."""
     if path.is_dir():
-        _check_folder(path)
+        _check_folder(path, needs_weights)
         return
     if path.suffix != ".gguf":
         raise ModelError(
@@ -111,13 +116,13 @@ def _check_path(path: Path) -> None:
         raise ModelError(f"{path} is no GGUF file: it {state}.", field="model")
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, needs_weights: bool) -> None:
     try:
         names = {entry.name for entry in folder.iterdir()}
     except OSError as error:
         raise ModelError(f"{folder} can't be read: {error.strerror}.", field="model") from error
     missing = [name for name in ("config.json", "tokenizer.json") if name not in names]
-    if not any(name.endswith(".safetensors") for name in names):
+    if needs_weights and not any(name.endswith(".safetensors") for name in names):
         pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in names)
         hint = " (its pickled weights are not loaded, convert them)" if pickled else ""
         missing.append(f"weights as *.safetensors{hint}")
@@ -146,7 +151,7 @@ def _fetch_from_hub(model: str, revision: str | None) -> Path:
         )
 
     path = _ask_hub(model, revision, fetch)
-    _check_path(path)
+    _check_path(path, needs_weights=True)
     return path
 
 

@@ -75,7 +75,7 @@ def resolve_dtype(wanted: str, checkpoint: str | None, device: torch.device) -> 
 
 
 def resolve_weight_form(
-    config: EngineConfig, device: torch.device, dtype: torch.dtype
+    config: EngineConfig, device: torch.device, dtype: torch.dtype, *, can_pack: bool = True
 ) -> WeightForm:
     """Choose how weights are kept.
 
@@ -85,11 +85,22 @@ def resolve_weight_form(
         config: All settings.
         device: Where the model will run.
         dtype: What `resolve_dtype` chose.
+        can_pack: Whether the model takes packed weights; those of transformers don't.
 
     Raises:
-        ConfigError: Weights are to be quantized, and the device is no CPU.
+        ConfigError: Weights are to be quantized, and the device is no CPU, or the model doesn't
+            take them.
     """
     wanted = config.model.quantization
+    if not can_pack:
+        if wanted not in ("auto", "none"):
+            raise ConfigError(
+                f"quantization is {wanted} (from {config.source_of('quantization')}), but the "
+                f"model runs through transformers, whose weights are not packed; use "
+                f"--quantization none.",
+                field="quantization",
+            )
+        return WeightForm(dtype)
     if device.type != "cpu":
         if wanted not in ("auto", "none"):
             raise ConfigError(

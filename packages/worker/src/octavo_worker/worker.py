@@ -36,9 +36,9 @@ from octavo_worker.device import (
     use_cpu_threads,
 )
 from octavo_worker.kv_caches import allocate_kv_caches
-from octavo_worker.loading import load_weights
+from octavo_worker.load_model import load_model
 from octavo_worker.model_runner import ModelInput, ModelRunner
-from octavo_worker.models import KVCache, resolve_model_class
+from octavo_worker.models import KVCache, has_definition
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,9 @@ class Worker:
         self.device = resolve_device(self._config, self._rank)
         wanted = self._config.model.dtype
         self.dtype = resolve_dtype(wanted, self._spec.dtype, self.device)
-        self._form = resolve_weight_form(self._config, self.device, self.dtype)
+        self._form = resolve_weight_form(
+            self._config, self.device, self.dtype, can_pack=has_definition(self._spec)
+        )
         if self._form.is_packed:
             self.dtype = self._form.dtype
         self.kv_cache_dtype = resolve_kv_cache_dtype(
@@ -107,15 +109,15 @@ class Worker:
             ModelError: A file or tensor is missing, damaged or not supported.
         """
         with one_torch_thread():
-            weights = load_weights(
-                self._spec, self._config.model_path, self._form, self.device, on_progress
+            model, self._weight_kinds = load_model(
+                self._spec,
+                self._config.model_path,
+                self._form,
+                self._max_model_len,
+                self.device,
+                on_progress,
+                self._config.model.load_format,
             )
-        self._weight_kinds = {
-            part.kind for weight in weights.values() if isinstance(weight, tuple) for part in weight
-        }
-        model = resolve_model_class(self._spec)(
-            self._spec, weights, self._max_model_len, self.device
-        )
         self.model = model
         self.runner = ModelRunner(
             model,

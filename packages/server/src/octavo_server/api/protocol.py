@@ -132,6 +132,11 @@ TemplateOption = Annotated[
     _one_of(_form_of_option, "a string, a number, a boolean or null"),
 ]
 
+TemplateOptions = Annotated[
+    dict[Annotated[str, Field(max_length=64)], TemplateOption | None],
+    Field(max_length=MAX_TEMPLATE_OPTIONS),
+]
+
 # Fields of OpenAI's and vLLM's APIs to the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
@@ -277,6 +282,7 @@ class GenerationRequest(StrictModel):
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    include_timing: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     user: Name | None = None
@@ -508,13 +514,7 @@ class ChatCompletionRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], TemplateOption | None],
-            Field(max_length=MAX_TEMPLATE_OPTIONS),
-        ]
-        | None
-    ) = None
+    chat_template_kwargs: TemplateOptions | None = None
 
     @model_validator(mode="after")
     def check_logprobs(self) -> ChatCompletionRequest:
@@ -571,3 +571,36 @@ class _InvalidField(InvalidRequestError, ValueError):
 
     def __init__(self, message: str, field: str) -> None:
         InvalidRequestError.__init__(self, message, field=field)
+
+
+class TokenizeRequest(StrictModel):
+    """Body of ``POST /tokenize``: a prompt, or messages."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = (
+        None
+    )
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+    @model_validator(mode="after")
+    def check_form(self) -> TokenizeRequest:
+        """Refuse bodies with both or neither, and what would do nothing for messages."""
+        if (self.prompt is None) == (self.messages is None):
+            raise _InvalidField("give either prompt or messages", "prompt")
+        if self.messages is not None and self.add_special_tokens:
+            raise _InvalidField(
+                "add_special_tokens is true; a chat template writes them itself",
+                "add_special_tokens",
+            )
+        return self
+
+
+class DetokenizeRequest(StrictModel):
+    """Body of ``POST /detokenize``."""
+
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS)]

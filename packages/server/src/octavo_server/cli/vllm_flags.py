@@ -99,7 +99,7 @@ _OTHER_NAMES = """
     mm-shm-cache-max-object-size-mb mm-tensor-ipc model-class-overrides
     model-loader-extra-config model-weights moe-backend nnodes node-rank numa-bind
     numa-bind-cpus numa-bind-nodes offload-backend offload-group-size offload-num-in-group
-    offload-params offload-prefetch-step optimization-level otlp-traces-endpoint
+    offload-params offload-prefetch-step optimization-level
     override-generation-config per-request-spec-decode-metrics performance-mode pooler-config
     prefill-context-parallel-size prefill-schedule-interval prefix-cache-retention-interval
     prefix-match-unit profiler-config pt-load-map-location quantization-config

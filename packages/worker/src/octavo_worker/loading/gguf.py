@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_core.errors import ModelError
-from octavo_core.gguf import TensorInfo, read_gguf_header
+from octavo_core.gguf import GGUFType, TensorInfo, read_gguf_header
 from octavo_core.model_spec import spec_from_gguf
 from octavo_kernels import (
     DEQUANTIZABLE_TYPES,
@@ -20,10 +20,20 @@ from octavo_kernels import (
     pack_weight,
     unpack_weight,
 )
+from octavo_worker.loading.finite import check_finite
 from octavo_worker.loading.gguf_names import checkpoint_name
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PACKABLE = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+# Where a block has its scales (and minimums), as float16.
+_SCALE_BYTES = {
+    "Q8_0": slice(0, 2),
+    "Q4_0": slice(0, 2),
+    "Q4_1": slice(0, 4),
+    "Q4_K": slice(0, 4),
+    "Q5_K": slice(0, 4),
+    "Q6_K": slice(208, 210),
+}
 _SUPPORTED = (*_FLOATS, *_PACKABLE)
 
 
@@ -134,9 +144,19 @@ class GGUFCheckpoint:
 
     def _stored(self, info: TensorInfo) -> Tensor:
         """Return ``[num_bytes]`` uint8 over the file."""
-        return torch.frombuffer(
+        stored = torch.frombuffer(
             self._data, dtype=torch.uint8, count=info.num_bytes, offset=info.offset
         )
+        check_finite(_scales(stored, info.type), info.name, str(self._path))
+        return stored
+
+
+def _scales(stored: Tensor, kind: GGUFType) -> Tensor:
+    """Return what of a tensor may not be a number: all of it, or the scales of its blocks."""
+    if kind.name in _FLOATS:
+        return stored.view(_FLOATS[kind.name])
+    blocks = stored.view(-1, kind.block_bytes)
+    return blocks[:, _SCALE_BYTES[kind.name]].contiguous().view(torch.float16)
 
 
 def _to_halves(weights: Tensor, num_heads: int) -> Tensor:

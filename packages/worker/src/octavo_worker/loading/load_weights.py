@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -24,12 +24,17 @@ from octavo_kernels import (
 )
 from octavo_worker.layers.weight import Packed, Weight
 from octavo_worker.loading.checkpoint import Checkpoint
+from octavo_worker.loading.dummy import DummyCheckpoint
 from octavo_worker.loading.gguf import GGUFCheckpoint
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
 from octavo_worker.loading.weight_form import QUANTIZED_BLOCK, VOCABULARY_KIND, WeightForm
 from octavo_worker.models import WeightEntry, WeightPart, resolve_model_class
 
 logger = logging.getLogger(__name__)
+
+_LAYER = re.compile(r"\b(?:layers|h)\.(\d+)\.")
+# Of old versions of transformers; GPT-2's masks among them.
+_BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 STAGE = "loading weights"
 
@@ -40,6 +45,7 @@ def load_weights(
     form: WeightForm,
     device: torch.device,
     on_progress: ProgressCallback,
+    load_format: str = "auto",
 ) -> dict[str, Weight]:
     """Load every tensor of a model.
 
@@ -49,6 +55,7 @@ def load_weights(
         form: How weights are to be kept.
         device: Where the result is to be; packed matrices are for a CPU.
         on_progress: Told about the share of weights that is there.
+        load_format: ``dummy`` makes random weights, and reads none.
 
     Returns:
         The tensors of the model class's `weight_layout`, by its names.
@@ -58,7 +65,22 @@ def load_weights(
             The message names the file and the tensor.
     """
     layout = resolve_model_class(spec).weight_layout(spec)
-    with closing(open_checkpoint(path)) as checkpoint:
+    return load_layout(layout, spec, path, form, device, on_progress, load_format)
+
+
+def load_layout(
+    layout: list[WeightEntry],
+    spec: ModelSpec,
+    path: str | Path,
+    form: WeightForm,
+    device: torch.device,
+    on_progress: ProgressCallback,
+    load_format: str = "auto",
+) -> dict[str, Weight]:
+    """Load the tensors of a layout; see `load_weights`."""
+    opened = DummyCheckpoint(layout) if load_format == "dummy" else open_checkpoint(path)
+    with closing(opened) as checkpoint:
+        layout = [_as_stored(entry, checkpoint.names) for entry in layout]
         _check_nothing_left_over(spec, layout, checkpoint)
         total = sum(math.prod(part.shape) for entry in layout for part in entry.parts)
         done = 0
@@ -80,6 +102,27 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if path.is_dir():
         return SafetensorsCheckpoint(path)
     return GGUFCheckpoint(path)
+
+
+def _as_stored(entry: WeightEntry, names: Collection[str]) -> WeightEntry:
+    """Name an entry's parts as the checkpoint does."""
+    parts = (part._replace(name=_stored_name(part.name, names)) for part in entry.parts)
+    return entry._replace(parts=tuple(parts))
+
+
+def _stored_name(name: str, names: Collection[str]) -> str:
+    """Find a tensor that was saved from the model without its head, or from within a larger one.
+
+    GPT-2's files have ``wte.weight`` for ``transformer.wte.weight``; multimodal models have
+    ``language_model.`` before or behind ``model.``.
+    """
+    if name in names:
+        return name
+    base, _, rest = name.partition(".")
+    for other in (rest, f"language_model.{name}", f"{base}.language_model.{rest}"):
+        if other in names:
+            return other
+    return name
 
 
 def _load_entry(
@@ -193,9 +236,11 @@ def _check_nothing_left_over(
     (value heads, projectors) and buffers of old versions change nothing, and are skipped.
     """
     used = {part.name for entry in layout for part in entry.parts}
+    stacks = {name[: layer.start(1)] for name in used if (layer := _LAYER.search(name))}
     for name in sorted(set(checkpoint.names) - used):
-        layer = re.match(r"model\.layers\.(\d+)\.", name)
-        if layer is None or name.endswith("rotary_emb.inv_freq"):
+        layer = _LAYER.search(name)
+        of_layers = layer is not None and name[: layer.start(1)] in stacks
+        if layer is None or not of_layers or name.endswith(_BUFFERS):
             logger.info("%s: tensor %s is not used", checkpoint.place(name), name)
         elif int(layer[1]) < spec.num_hidden_layers:
             raise ModelError(

@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo_core.errors import ModelError
 from octavo_core.model_spec import read_json
 from octavo_kernels import PackedWeight, pack_dense_weight
+from octavo_worker.loading.finite import check_finite
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -92,6 +93,7 @@ class SafetensorsCheckpoint:
                 field=name,
             )
         tensor: Tensor = self._open(self._shards[name]).get_tensor(name)
+        check_finite(tensor, name, self.place(name))
         return tensor
 
     def _slice(self, name: str) -> Any:

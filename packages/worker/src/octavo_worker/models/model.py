@@ -18,23 +18,6 @@ from octavo_worker.layers.weight_entry import WeightEntry
 class Model(Protocol):
     """A decoder-only language model."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        weights: Mapping[str, Weight],
-        max_model_len: int,
-        device: torch.device,
-    ) -> None: ...
-
-    @classmethod
-    def weight_layout(cls, spec: ModelSpec) -> list[WeightEntry]:
-        """List the tensors that the model is made of.
-
-        Raises:
-            ModelError: The spec asks for something that the definition doesn't have.
-        """
-        ...
-
     def forward(
         self,
         input_ids: Tensor,
@@ -58,4 +41,25 @@ class Model(Protocol):
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Compute ``[num_rows, vocab_size]`` float32 from ``[num_rows, hidden_size]``."""
+        ...
+
+
+class ModelDefinition(Model, Protocol):
+    """A model of ours: it says which tensors it is made of, and gets them."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, Weight],
+        max_model_len: int,
+        device: torch.device,
+    ) -> None: ...
+
+    @classmethod
+    def weight_layout(cls, spec: ModelSpec) -> list[WeightEntry]:
+        """List the tensors that the model is made of.
+
+        Raises:
+            ModelError: The spec asks for something that the definition doesn't have.
+        """
         ...

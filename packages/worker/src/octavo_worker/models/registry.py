@@ -10,11 +10,11 @@ from octavo_worker.models.gpt2 import GPT2LMHeadModel
 from octavo_worker.models.gpt_oss import GptOssForCausalLM
 from octavo_worker.models.llama import LlamaForCausalLM
 from octavo_worker.models.mixtral import MixtralForCausalLM, Qwen3MoeForCausalLM
-from octavo_worker.models.model import Model
+from octavo_worker.models.model import ModelDefinition
 from octavo_worker.models.opt import OPTForCausalLM
 from octavo_worker.models.phi3 import Phi3ForCausalLM
 
-MODELS: dict[str, type[Model]] = {
+MODELS: dict[str, type[ModelDefinition]] = {
     "DeepseekV2ForCausalLM": DeepseekForCausalLM,
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,
     "Gemma2ForCausalLM": GemmaForCausalLM,
@@ -33,7 +33,12 @@ MODELS: dict[str, type[Model]] = {
 }
 
 
-def resolve_model_class(spec: ModelSpec) -> type[Model]:
+def has_definition(spec: ModelSpec) -> bool:
+    """Whether there is a class that computes `spec`; others run through transformers."""
+    return spec.architecture in MODELS
+
+
+def resolve_model_class(spec: ModelSpec) -> type[ModelDefinition]:
     """Return the class that computes `spec`.
 
     Raises:
