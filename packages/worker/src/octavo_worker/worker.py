@@ -40,6 +40,7 @@ from octavo_worker.device import (
 from octavo_worker.kv_caches import allocate_kv_caches
 from octavo_worker.load_model import LoadedModel, load_model
 from octavo_worker.load_share import load_share
+from octavo_worker.loading.progress_bar import ProgressBar
 from octavo_worker.model_runner import ModelInput, ModelRunner
 from octavo_worker.models import KVCache, has_definition
 from octavo_worker.parallel_model import ParallelModel
@@ -137,7 +138,9 @@ class Worker:
             ModelError: A file or tensor is missing, damaged or not supported.
         """
         with one_torch_thread():
-            self.model, self._weight_kinds = self._load(on_progress)
+            self.model, self._weight_kinds = self._load(
+                ProgressBar(on_progress) if self._place.rank == 0 else on_progress
+            )
         options: dict[str, Any] = {
             "max_num_seqs": self._config.scheduler.max_num_seqs,
             "block_size": self._config.cache.block_size,
