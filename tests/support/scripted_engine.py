@@ -122,7 +122,9 @@ def run_dying_start(address: str, log_level: str) -> None:
     os._exit(EXIT_CODE)
 
 
-def slow_download(model: str, revision: str | None, on_progress: ProgressCallback) -> None:
+def slow_download(
+    model: str, revision: str | None, on_progress: ProgressCallback, **options: object
+) -> None:
     """Take the place of `resolve_model` while it fetches a model in another process."""
     download = subprocess.Popen(["sleep", "60"])
     try:
@@ -241,7 +243,7 @@ class ScriptedExecutor:
         for request in step.new_requests:
             self._prompts[request.slot] = request.token_ids[: request.num_prompt_tokens]
             self._num_known[request.slot] = len(request.token_ids)
-            self._logprobs[request.slot] = request.sampling_params.logprobs
+            self._logprobs[request.slot] = request.sampling_params.num_logprobs
             self._prompt_logprobs[request.slot] = request.sampling_params.prompt_logprobs
         for slot in step.slots:
             self._misbehave(slot)

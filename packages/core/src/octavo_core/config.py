@@ -228,6 +228,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least severe line logged.")
     ] = "info"
+    sse_keep_alive_interval: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86_400,
+            description="Seconds without an event after which a stream sends a comment, so that "
+            "proxies keep it open; 0 sends none.",
+        ),
+    ] = 15.0
     max_stored_responses: Annotated[
         int,
         Meta(

@@ -317,15 +317,17 @@ class _Front:
         chat_problem = await _in_daemon_thread(input_processor.chat_problem)
         if chat_problem is not None:
             logger.warning("Chat requests will be refused. %s", chat_problem)
+        answer_format = AnswerFormat.of(tokenizer.chat_template, self._config.server)
         ready = await client.wait_ready()
         input_processor.set_limits(ready.max_model_len, ready.kv_cache_tokens)
+        logger.info("Calls of tools and reasoning are read as %s", answer_format.describe())
         return LoadedModel(
             name=name,
             max_model_len=ready.max_model_len,
             tokenizer=tokenizer,
             input_processor=input_processor,
             can_chat=chat_problem is None,
-            answer_format=AnswerFormat.of(tokenizer.chat_template, self._config.server),
+            answer_format=answer_format,
             sampling_defaults=read_sampling_defaults(resolved.path),
         )
 
