@@ -574,7 +574,7 @@ class Scheduler:
     def _append_forced(
         self, request: Request, matcher: GrammarMatcher, new_token_ids: list[int]
     ) -> None:
-        if request.sampling_params.logprobs is not None:
+        if request.sampling_params.num_logprobs is not None:
             return  # every token has to have been sampled
         for token_id in matcher.take_forced_tokens():
             request.token_ids.append(token_id)
