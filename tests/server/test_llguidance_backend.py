@@ -296,6 +296,12 @@ def test_masks_cover_what_tokenizer_and_logits_share(starter_path, starter_token
         assert int.from_bytes(mask, "little").bit_length() <= size
 
 
+def test_a_model_without_an_end_token_is_refused(starter_path, starter_tokenizer) -> None:
+    spec = _with_vocab_size(read_model_spec(starter_path), 1)
+    with pytest.raises(InvalidRequestError, match="end-of-sequence"):
+        model_vocabulary(starter_tokenizer, spec)
+
+
 def _with_vocab_size(spec, vocab_size: int):
     import msgspec
 
