@@ -185,6 +185,7 @@ def test_prompt_logprobs(exact: LLM, reference_logits: Any) -> None:
         {"echo": True, "logprobs": 5, "top_k": 1},
         {"logprobs": 20, "allowed_token_ids": [28]},
         {"echo": True, "logprobs": 2, "max_tokens": 0},
+        {"logprob_token_ids": [28, 30], "return_tokens_as_token_ids": True},
         {"prompt_logprobs": 20, "temperature": 0.01, "bad_words": ["battery"]},
     ],
 )
@@ -198,6 +199,11 @@ def test_no_value_is_more_than_json_can_say(server: Server, fields: dict[str, An
         raise AssertionError(name)
 
     choice = json.loads(response.text, parse_constant=refuse)["choices"][0]
+    if "logprob_token_ids" in fields:
+        for top, token in zip(
+            choice["logprobs"]["top_logprobs"], choice["logprobs"]["tokens"], strict=True
+        ):
+            assert set(top) == {"token_id:28", "token_id:30", token}
     if "allowed_token_ids" in fields:
         assert len({*choice["logprobs"]["tokens"]}) == 1
     if fields.get("echo"):

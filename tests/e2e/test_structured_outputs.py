@@ -14,8 +14,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from octavo_core.structured_outputs import StructuredOutputsParams
-from octavo_server import LLM, SamplingParams
+from octavo_server import LLM, SamplingParams, StructuredOutputsParams
 from support.json_schemas import all_schemas
 from support.server import Server
 

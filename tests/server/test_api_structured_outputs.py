@@ -6,11 +6,17 @@ The scripted model repeats the prompt as far as the constraint allows.
 from __future__ import annotations
 
 import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.front import FrontUnderTest
 from support.json_schemas import BROKEN, UNSUPPORTED
+from support.server import children_of, command_line, is_running
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -21,6 +27,16 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    """A front whose engine follows grammars."""
+    running = FrontUnderTest(tmp_path_factory.mktemp("front"), "constrained_engine")
+    try:
+        yield running.wait_ready()
+    finally:
+        running.stop()
 
 
 def json_schema(schema: Any, **fields: Any) -> dict[str, Any]:
@@ -234,3 +250,21 @@ def test_a_deep_schema_is_refused(front: Any) -> None:
     assert "32 levels" in error_of(front, **json_schema(schema))["message"]
     text = '{"anyOf":[' * 3000 + "{}" + "]}" * 3000
     assert "deep" in error_of(front, structured_outputs={"json": text})["message"]
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left_behind(tmp_path: Path, signal_number: int) -> None:
+    front = FrontUnderTest(tmp_path, "constrained_engine")
+    try:
+        front.wait_ready()
+        assert choice_of(front, "yes", guided_choice=["no"]) == ("no", "stop")
+        children = children_of(front.process.pid)
+        assert any("grammar" in command_line(child) for child in children)
+        front.process.send_signal(signal_number)
+        front.process.wait(timeout=20)
+        deadline = time.monotonic() + 20
+        while any(map(is_running, children)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not any(map(is_running, children))
+    finally:
+        front.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -15,6 +16,7 @@ from octavo_server.grammar_vocabulary import GrammarVocabulary, model_vocabulary
 from octavo_server.llguidance_backend import LLGuidanceBackend
 from octavo_server.number_guard import MAX_NUMBER_BYTES
 from octavo_server.tokenizer import Tokenizer
+from support.engine_fakes import tiny_spec
 from support.grammar_walk import Walker
 from support.json_schemas import BROKEN, UNSUPPORTED, Schema, all_schemas
 
@@ -150,6 +152,24 @@ def test_choices(choices: tuple[str, ...], backend: LLGuidanceBackend, walker: W
     seen = {walker.write(grammar)[0].decode() for _ in range(20)}
     assert seen <= set(choices)
     assert len(seen) > len(choices) / 2
+
+
+@pytest.mark.parametrize("text", ["I am testing the spaces", "hello", "a🫠龜🥹 é b", "x <s> y"])
+def test_a_tokenizer_that_puts_spaces_in_front(
+    text: str, spm_path: Path, spm_tokenizer: Tokenizer
+) -> None:
+    """T01 and T03: what is forced has the bytes of the text, whatever the tokenizer adds."""
+    spec = _with_vocab_size(tiny_spec(), spm_tokenizer.vocab_size)
+    vocabulary = model_vocabulary(spm_tokenizer, spec)
+    grammar = LLGuidanceBackend(lambda: vocabulary).compile(StructuredOutputsParams(choice=(text,)))
+    matcher = grammar.new_matcher()
+    token_ids: list[int] = []
+    while not matcher.is_terminated:
+        bits = int.from_bytes(matcher.bitmask(), "little")
+        token_ids.append((bits & -bits).bit_length() - 1)
+        matcher.accept_tokens(token_ids[-1:])
+        token_ids += matcher.take_forced_tokens()
+    assert spm_tokenizer.decode(token_ids) == text
 
 
 @pytest.mark.parametrize("expression", [r"\d{3}-\d{4}", "^a+b?$", r"(yes|no)\.", "[^x]{2}"])

@@ -3,8 +3,7 @@
 Its "model" speaks bytes. The answer repeats the prompt, byte by byte, and ends with `EOS`
 after ``max_tokens`` or where the prompt ends. Words in the prompt ask for misbehaviour:
 ``slow`` makes each step take 20 ms, ``break`` raises in the first step and ``crack`` in a
-later one, ``die`` ends the process after a few tokens. Under a grammar it repeats what is
-allowed, and says the first allowed byte in place of the rest.
+later one, ``die`` ends the process after a few tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -25,12 +25,13 @@ from octavo_core.config import EngineConfig
 from octavo_core.engine_core import EngineCore
 from octavo_core.errors import ModelError
 from octavo_core.executor import ProgressCallback
+from octavo_core.grammar_compiler import GrammarCompiler
 from octavo_core.model_spec import read_model_spec
 from octavo_core.process import exit_with_parent
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_core.wire import TokenLogprobs
 from octavo_server.engine_process import Engine, FrontLink, serve_engine
-from octavo_server.grammar_compilers import make_grammar_compiler
 from octavo_server.logging_setup import configure_logging
 
 EOS = "<eos>"
@@ -121,7 +122,9 @@ def run_dying_start(address: str, log_level: str) -> None:
     os._exit(EXIT_CODE)
 
 
-def slow_download(model: str, revision: str | None, on_progress: ProgressCallback) -> None:
+def slow_download(
+    model: str, revision: str | None, on_progress: ProgressCallback, **options: object
+) -> None:
     """Take the place of `resolve_model` while it fetches a model in another process."""
     download = subprocess.Popen(["sleep", "60"])
     try:
@@ -135,9 +138,7 @@ def slow_download(model: str, revision: str | None, on_progress: ProgressCallbac
 
 def _build(config: EngineConfig) -> Engine:
     spec = read_model_spec(config.model_path)
-    return EngineCore(
-        config, spec, ScriptedExecutor(), make_grammar_compiler(config.model_path, spec)
-    )
+    return EngineCore(config, spec, ScriptedExecutor(), GrammarCompiler(AnyText()))
 
 
 def _build_reluctantly(config: EngineConfig) -> Engine:
@@ -161,6 +162,33 @@ class _SlowStart:
         pass
 
 
+class AnyText:
+    """A constraint that allows everything: the script has its say, whatever was asked for.
+
+    It is backend, grammar and matcher at once, as there is nothing to keep apart.
+    """
+
+    is_terminated = False
+
+    def prepare(self) -> None:
+        pass
+
+    def compile(self, params: StructuredOutputsParams) -> AnyText:
+        return self
+
+    def new_matcher(self) -> AnyText:
+        return self
+
+    def bitmask(self) -> bytes:
+        return b"\xff" * (4 * (-(-NUM_TOKENS // 32)))
+
+    def accept_tokens(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def take_forced_tokens(self) -> list[int]:
+        return []
+
+
 class ScriptedExecutor:
     """Repeats each prompt."""
 
@@ -174,8 +202,8 @@ class ScriptedExecutor:
         self._prompts: dict[int, list[int]] = {}
         self._num_known: dict[int, int] = {}
         self._logprobs: dict[int, int | None] = {}
-        self._step: SchedulerOutput | None = None
         self._prompt_logprobs: dict[int, int | None] = {}
+        self._output: Future[ModelRunnerOutput] = Future()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         encode = dict(zip(_byte_letters(), range(256), strict=True))
         # Token id to the byte that it stands for.
@@ -200,27 +228,23 @@ class ScriptedExecutor:
         pass
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        self._step = scheduler_output
+        self._output = Future()
+        try:
+            self._output.set_result(self._run(scheduler_output))
+        except RuntimeError as error:
+            self._output.set_exception(error)
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> Future[ModelRunnerOutput]:
-        output: Future[ModelRunnerOutput] = Future()
-        assert self._step is not None
-        try:
-            output.set_result(self._run(self._step, _masks_by_slot(grammar)))
-        except RuntimeError as error:
-            output.set_exception(error)
-        return output
+        return self._output
 
-    def _run(self, step: SchedulerOutput, masks: dict[int, int]) -> ModelRunnerOutput:
+    def _run(self, step: SchedulerOutput) -> ModelRunnerOutput:
         for slot in step.freed_slots:
             self._prompts.pop(slot, None)
         for request in step.new_requests:
             self._prompts[request.slot] = request.token_ids[: request.num_prompt_tokens]
             self._num_known[request.slot] = len(request.token_ids)
-            self._logprobs[request.slot] = request.sampling_params.logprobs
+            self._logprobs[request.slot] = request.sampling_params.num_logprobs
             self._prompt_logprobs[request.slot] = request.sampling_params.prompt_logprobs
-        for slot, token_ids in step.forced_tokens:
-            self._num_known[slot] += len(token_ids)
         for slot in step.slots:
             self._misbehave(slot)
         sampled = []
@@ -233,7 +257,7 @@ class ScriptedExecutor:
             following = self._prompts[slot][start + 1 : end + 1]
             if following and count is not None:
                 reports[row] = [_some_logprobs(token_id, count) for token_id in following]
-            sampled.append(_allowed(self._next(slot, end), masks.get(slot)))
+            sampled.append(self._next(slot, end))
             if sampled[-1] >= 0 and self._logprobs[slot] is not None:
                 logprobs[row] = _some_logprobs(sampled[-1], self._logprobs[slot] or 0)
         return ModelRunnerOutput(step.step_id, sampled, logprobs, reports)
@@ -258,23 +282,6 @@ class ScriptedExecutor:
             os._exit(EXIT_CODE)
         if b"break" in prompt or (b"crack" in prompt and is_late):
             raise RuntimeError("the prompt asked for it")
-
-
-def _masks_by_slot(grammar: GrammarOutput | None) -> dict[int, int]:
-    if grammar is None:
-        return {}
-    width = len(grammar.bitmask) // len(grammar.slots)
-    return {
-        slot: int.from_bytes(grammar.bitmask[index * width : (index + 1) * width], "little")
-        for index, slot in enumerate(grammar.slots)
-    }
-
-
-def _allowed(token_id: int, mask: int | None) -> int:
-    """The token, or the first one that is allowed."""
-    if mask is None or token_id < 0 or mask >> token_id & 1:
-        return token_id
-    return (mask & -mask).bit_length() - 1
 
 
 def _some_logprobs(token_id: int, count: int) -> TokenLogprobs:

@@ -325,7 +325,10 @@ class InputProcessor:
                 )
 
     def _check_vocabulary(self, params: SamplingParams) -> None:
-        for field in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        for field in (
+            *("stop_token_ids", "logit_bias", "allowed_token_ids"),
+            "logprob_token_ids",
+        ):
             for token_id in getattr(params, field) or ():
                 if not 0 <= token_id < self._vocab_size:
                     raise InvalidRequestError(

@@ -30,6 +30,7 @@ from octavo_core.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIAS_IDS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_REPETITION_PENALTY,
@@ -281,6 +282,9 @@ class GenerationRequest(StrictModel):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprob_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)] | None
+    ) = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     include_timing: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
