@@ -492,3 +492,14 @@ def test_import_brings_no_other_octavo_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] False"
+
+
+def test_any_body_to_any_route(server: Any, io: Any, reply: Any) -> None:
+    server.replies.append(reply.json({"count": 2, "tokens": [1, 2]}))
+    answer = io.call(server.url, "post", "/tokenize", {"prompt": "x"})
+    assert answer == {"count": 2, "tokens": [1, 2]}
+    (received,) = server.received
+    assert (received.method, received.path, received.body) == ("POST", "/tokenize", {"prompt": "x"})
+    for path in ("tokenize", "//elsewhere/x", "http://elsewhere/x"):
+        with pytest.raises(InvalidArgumentError, match="one slash"):
+            io.call(server.url, "post", path, {})

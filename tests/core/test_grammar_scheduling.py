@@ -176,6 +176,18 @@ def test_a_matcher_that_fails_ends_its_request_alone() -> None:
     assert engine.ends["free"][0] == "length"
 
 
+def test_a_grammar_that_is_too_complex_is_the_requests_own_fault() -> None:
+    engine = Engine()
+    requests = [constrained(f"r{i}", f"{i} complex") for i in range(8)]
+    for request in requests:
+        engine.core.add_request(request)
+    engine.compile_all()
+    engine.run()
+    ends = list(engine.ends.values())
+    assert ends.count(("error", "InvalidRequestError")) >= 2  # short ones end before
+    assert not any(kind == "RequestFailedError" for _, kind in ends)
+
+
 def test_what_cannot_be_compiled_is_refused() -> None:
     engine = Engine()
     engine.core.add_request(constrained("a", "unsupported"))

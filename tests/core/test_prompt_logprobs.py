@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
 import pytest
 
 from octavo_core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo_core.engine_core import EngineCore
+from octavo_core.grammar_compiler import GrammarCompiler, Work
+from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_core.wire import EngineCoreOutput, EngineCoreRequest
 from support.engine_fakes import FakeExecutor, expected_output, make_request, tiny_spec
+from support.fake_grammar import EOS_TOKEN_ID, FakeGrammarBackend
 
 
 def make_engine(num_blocks: int = 200, budget: int = 64, steps_ahead: int = 1) -> EngineCore:
@@ -103,6 +109,35 @@ def test_a_request_that_comes_back_with_tokens_was_reported_on_before() -> None:
         "b", prompt, prompt_logprobs=0, output_token_ids=expected_output(prompt, 1)
     )
     engine.add_request(resumed)
-    outputs = run(engine)["b"]
-    assert all(output.prompt_logprobs is None for output in outputs)
-    assert outputs[-1].num_cached_tokens == 40  # and so it may use the cache
+    hits = engine.stats().prefix_cache_hits
+    assert all(output.prompt_logprobs is None for output in run(engine)["b"])
+    assert engine.stats().prefix_cache_hits - hits == 40  # and so it may use the cache
+
+
+def test_a_request_under_a_grammar_is_reported_on_too() -> None:
+    def compile_now(work: Work) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(work())
+        return future
+
+    config = EngineConfig(
+        model=ModelConfig(max_model_len=100),
+        cache=CacheConfig(block_size=4, num_gpu_blocks_override=100),
+        scheduler=SchedulerConfig(max_num_batched_tokens=6, max_num_seqs=4),
+    )
+    grammars = GrammarCompiler(FakeGrammarBackend(), compile_now, max_wait=0)
+    engine = EngineCore(config, tiny_spec(), FakeExecutor(4, 4), grammars)
+    engine.start(lambda stage, progress: None)
+    request = make_request(
+        "a",
+        15,
+        max_tokens=9,
+        prompt_logprobs=0,
+        structured_outputs=StructuredOutputsParams(regex="1"),
+        eos_token_ids=(EOS_TOKEN_ID,),
+    )
+    engine.add_request(request)
+    outputs = run(engine)["a"]
+    check_report(request, outputs)
+    assert outputs[0].scheduled_time > 0
+    assert outputs[-1].scheduled_time == outputs[0].scheduled_time

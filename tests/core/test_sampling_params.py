@@ -62,6 +62,9 @@ from octavo_core.sampling_params import SamplingParams
         ("bad_words", ("x",) * 129),
         ("bad_words", ("x" * 257,)),
         ("bad_words_token_ids", ((1, "a"),)),
+        ("logprob_token_ids", ()),
+        ("logprob_token_ids", (1,) * 129),
+        ("logprob_token_ids", ("a",)),
         ("prompt_logprobs", -1),
         ("prompt_logprobs", 21),
         ("prompt_logprobs", 1_000_000),
@@ -95,6 +98,15 @@ def test_none_and_lists_mean_what_they_mean_to_users_of_vllm() -> None:
         logit_bias=None,
     )
     assert params == SamplingParams(allowed_token_ids=(3,))
+
+
+def test_named_tokens_take_the_place_of_the_likeliest() -> None:
+    assert SamplingParams(logprob_token_ids=(4, 5)).num_logprobs == 2
+    assert SamplingParams(logprob_token_ids=(4, 5), logprobs=2).num_logprobs == 2
+    assert SamplingParams(logprobs=0).num_logprobs == 0
+    assert SamplingParams().num_logprobs is None
+    with pytest.raises(InvalidRequestError, match="logprobs is 1; it must be 2"):
+        SamplingParams(logprob_token_ids=(4, 5), logprobs=1)
 
 
 def test_rules_on_logits_cross_the_wire() -> None:

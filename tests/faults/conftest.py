@@ -35,3 +35,13 @@ def start_target(start_front: Any) -> Any:
         return Target(front.url, front.process.pid)
 
     return start
+
+
+@pytest.fixture(scope="module")
+def shared_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """One front for the tests of a file that only talk to it."""
+    front = FrontUnderTest(tmp_path_factory.mktemp("front"), "run_scripted_engine")
+    try:
+        yield Target(front.wait_ready().url, front.process.pid)
+    finally:
+        front.stop()

@@ -403,8 +403,8 @@ BLOCKS = [
     Mutant(
         "block_hash.py",
         "a block's name does not depend on those before it",
-        "parent = hash_block(parent, token_ids[start:end], keys)",
-        "hash_block(parent, token_ids[start:end], keys)",
+        "        parent = sha256(message).digest()\n        hashes.append(parent)",
+        "        hashes.append(sha256(message).digest())",
     ),
     Mutant(
         "block_hash.py",
@@ -519,4 +519,73 @@ POLICIES = [
     ),
 ]
 
-MUTANTS = [*SCHEDULER, *BLOCKS, *POLICIES]
+GRAMMARS = [
+    Mutant(
+        "scheduler.py",
+        "grammar: a request is scheduled before its last token is back",
+        "                    if num_known > 0:\n",
+        "                    num_known = max(1, num_known)\n                    if True:\n",
+    ),
+    Mutant(
+        "scheduler.py",
+        "grammar: forced tokens are computed one by one",
+        "min(num_known, step.budget)",
+        "1",
+    ),
+    Mutant(
+        "scheduler.py",
+        "grammar: forced tokens may exceed the budget",
+        "min(num_known, step.budget)",
+        "num_known",
+    ),
+    Mutant(
+        "scheduler.py",
+        "grammar: forced tokens are told twice after a preemption",
+        "        request.num_untold_tokens = 0  # it comes back with all its tokens\n",
+        "",
+    ),
+    Mutant(
+        "scheduler.py",
+        "grammar: forced tokens are told again in every step",
+        "            request.num_untold_tokens = 0\n    return forced",
+        "    return forced",
+    ),
+    Mutant(
+        "scheduler.py",
+        "grammar: a victim that was scheduled keeps its mask",
+        "        if request in self.constrained:\n            self.constrained.remove(request)\n",
+        "",
+    ),
+    Mutant(
+        "scheduler.py",
+        "grammar: its end is not the answer's",
+        "if not request.is_finished and matcher.is_terminated:",
+        "if False:",
+    ),
+    Mutant(
+        "scheduler.py",
+        "grammar: forced tokens of a waiting request are not counted in the line",
+        "                self._num_queued_tokens += 1\n            if request.ends_with",
+        "                pass\n            if request.ends_with",
+    ),
+    Mutant(
+        "scheduler.py",
+        "grammar: a decode runs on without the block manager's limit",
+        "if request.is_decoding and request.matcher is None:",
+        "if request.is_decoding:",
+    ),
+    Mutant(
+        "engine_core.py",
+        "grammar: a resumed answer begins anew",
+        "if matcher is not None and request.output_token_ids:",
+        "if False:",
+    ),
+    Mutant(
+        "engine_core.py",
+        "grammar: who leaves while it is compiled is let in",
+        "            self._compiling.pop(request_id, None)\n",
+        "            pass\n",
+    ),
+]
+
+MUTANTS = [*SCHEDULER, *BLOCKS, *POLICIES, *GRAMMARS]

@@ -31,6 +31,7 @@ STORIES = (
     "test_scheduler",
     "test_block_*",
     "test_engine_core",
+    "test_grammar_*",
     "test_host_tier",
     "test_known_failures",
 )

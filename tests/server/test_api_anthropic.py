@@ -180,6 +180,13 @@ def test_thinking(talker: Any) -> None:
     assert message["usage"]["output_tokens_details"] == {"thinking_tokens": 3}
 
 
+def test_thinking_can_be_left_out(talker: Any) -> None:
+    thinking = {"type": "adaptive", "display": "omitted"}
+    message = both(talker, say("<think>Hm.</think>Yes.", thinking=thinking))
+    assert message["content"] == [{"type": "text", "text": "Yes."}]
+    assert message["usage"]["output_tokens_details"] == {"thinking_tokens": 3}
+
+
 def test_a_conversation_reaches_the_template(talker: Any) -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},

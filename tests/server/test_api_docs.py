@@ -75,6 +75,7 @@ def test_every_field_of_the_other_apis_is_told(title: str, model: Any) -> None:
             "bad_words",
             [sampling_params.MAX_BAD_WORDS, sampling_params.MAX_BAD_WORD_CHARS],
         ),
+        (SHARED, "logprob_token_ids", [sampling_params.MAX_LOGPROB_TOKEN_IDS]),
         (SHARED, "prompt_logprobs", [sampling_params.MAX_LOGPROBS]),
         (SHARED, "max_tokens", [DEFAULT_MAX_TOKENS]),
         (SHARED, "cache_salt", [protocol.MAX_NAME_CHARS]),

@@ -12,7 +12,9 @@ from octavo_server.api.anthropic_protocol import CountTokensRequest, MessagesReq
 from octavo_server.api.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
+    DetokenizeRequest,
     StrictModel,
+    TokenizeRequest,
 )
 from octavo_server.api.responses_protocol import ResponsesRequest
 
@@ -63,6 +65,8 @@ def _has_both_limits(node: dict[str, Any]) -> bool:
         MessagesRequest,
         CountTokensRequest,
         ResponsesRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
     ],
 )
 def test_every_field_is_bounded(model: type[BaseModel]) -> None:

@@ -401,6 +401,23 @@ def test_what_is_wrong_is_named(
     assert response.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"input": "say:x"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "say:x"}], "max_tokens": 5}),
+    ],
+)
+def test_h11_the_name_of_the_model_counts(talker: Any, path: str, body: dict[str, Any]) -> None:
+    for model in ({}, {"model": None}, {"model": "bytes"}):
+        response = talker.post(path, body | model)
+        assert (response.status_code, response.json()["model"]) == (200, "bytes")
+    for name, status in (("nope", 404), ("", 404), (5, 400)):
+        response = talker.post(path, body | {"model": name})
+        assert response.status_code == status
+        assert "model" in response.json()["error"]["message"]
+
+
 def test_input_tokens_are_counted(talker: Any) -> None:
     response = talker.post(f"{PATH}/input_tokens", say("Hello"))
     assert response.json() == {"object": "response.input_tokens", "input_tokens": 5}

@@ -46,6 +46,9 @@ def test_every_sampling_field_is_taken(front: Any, path: str) -> None:
         ("allowed_token_ids", []),
         ("allowed_token_ids", [257]),
         ("allowed_token_ids", [-1]),
+        ("logprob_token_ids", []),
+        ("logprob_token_ids", [257]),
+        ("logprob_token_ids", [1] * 129),
         ("bad_words", [""]),
         ("bad_words", ["x"] * 129),
         ("bad_words", "x"),
@@ -108,3 +111,51 @@ def test_token_ids_that_are_none(front: Any, prompt: Any) -> None:
     response = front.post("/v1/completions", {"prompt": prompt})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith("prompt")
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "status"),
+    [(60, 1000, 200), (511, 16, 200), (512, 1, 400), (600, None, 400)],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_cap_beyond_the_context_is_cut_and_a_prompt_beyond_it_is_refused(
+    front: Any, path: str, num_prompt_tokens: int, max_tokens: int | None, status: int
+) -> None:
+    """Case S15: clients send max_tokens as a cap; and no message told of a negative number."""
+    if path == "/v1/completions":
+        body: dict[str, Any] = {"prompt": "x" * num_prompt_tokens}
+    else:
+        # "user=", the text, ";" and "a=", byte by byte.
+        text = "x" * (num_prompt_tokens - 8)
+        body = {"messages": [{"role": "user", "content": text}]}
+    response = front.post(path, body | {"max_tokens": max_tokens, "ignore_eos": True})
+    assert response.status_code == status, response.text
+    if status == 200:
+        usage = response.json()["usage"]
+        assert usage["prompt_tokens"] == num_prompt_tokens
+        assert usage["completion_tokens"] == 512 - num_prompt_tokens
+        assert response.json()["choices"][0]["finish_reason"] == "length"
+    else:
+        error = response.json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert "512" in error["message"]
+        assert str(num_prompt_tokens) in error["message"]
+        assert "-" not in error["message"].replace("--max-model-len", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status"),
+    [
+        ("/v1/completions", {"prompt_logprobs": -1}, 400),
+        ("/v1/completions", {"prompt_logprobs": 1_000_000}, 400),
+        ("/v1/chat/completions", {"prompt_logprobs": 21}, 400),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": -1}, 400),
+        ("/v1/completions", {"logprobs": -1}, 400),
+        ("/v1/completions", {"stream": True, "prompt_logprobs": 1}, 200),
+    ],
+)
+def test_no_more_than_a_few_alternatives(
+    front: Any, path: str, fields: dict[str, Any], status: int
+) -> None:
+    """Case X09: -1 asked for the whole vocabulary at each position of the prompt."""
+    assert front.post(path, PATHS[path] | fields).status_code == status

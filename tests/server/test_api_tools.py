@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from support.answers import joined_chunks
+from support.scripted_engine import SAY_TEMPLATE
 
 PATH = "/v1/chat/completions"
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -340,6 +341,18 @@ def test_the_sdk_reads_calls_in_a_stream(sdk: openai.OpenAI) -> None:
     assert [call.function.name for call in calls] == ["get_weather", "ping"]
     assert [call.function.arguments for call in calls] == ['{"city": "Paris"}', "{}"]
     assert final.choices[0].finish_reason == "tool_calls"
+
+
+def test_a_stream_that_waits_for_a_whole_call_is_kept_alive(start_front: Any) -> None:
+    model = {"chat_template": SAY_TEMPLATE, "max_position_embeddings": 8192}
+    front = start_front(model=model, sse_keep_alive_interval=0.1).wait_ready()
+    call = '<tool_call>{"name": "ping", "arguments": {"x": "slowly said"}}</tool_call>'
+    text = front.post(PATH, say(f"I call. {call}", stream=True)).text
+    *events, done, _ = [event for event in text.split("\n\n") if event != ": keep-alive"]
+    assert text.count(": keep-alive\n\n") >= 2
+    assert done == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert calls_of(joined_chunks(chunks)[0]) == [("ping", {"x": "slowly said"})]
 
 
 def test_parsers_can_be_named_and_switched_off(start_front: Any) -> None:

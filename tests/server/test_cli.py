@@ -117,7 +117,7 @@ def test_a_model_given_twice() -> None:
         (["serve", "--device", "tpu"], ["device", "tpu"]),
         (["sreve"], ["sreve", "serve"]),
         (["serve", "--kv-cache-memory-bytes", "1"], ["vLLM's", "is --kv-cache-memory here"]),
-        (["serve", "--tensor-parallel-size=2"], ["--tensor-parallel-size is not supported: a"]),
+        (["serve", "--trust-remote-code"], ["--trust-remote-code is not supported: code"]),
         (["serve", "--no-enable-chunked-prefill"], ["always computed in pieces"]),
         (["serve", "--numa-bind"], ["vLLM's --numa-bind is not supported"]),
         (["serve", "--config", "/none.yaml"], ["--config /none.yaml", "no such file"]),

@@ -10,6 +10,7 @@ import pytest
 from octavo_core.errors import InvalidRequestError
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
+from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_server.answer_parser import AnswerFormat
 from octavo_server.api.context import LoadedModel
 from octavo_server.api.conversation import Conversation, PreparedConversation, prepare
@@ -113,10 +114,24 @@ def test_a_forced_call_is_a_constraint(tmp_path: Path) -> None:
     assert params.structured_outputs is not None
     assert params.structured_outputs.json is not None
     required = ToolUse(FUNCTIONS, "required", True)
-    params = ask(model, LOOP[:1], tool_use=required).requests[0].sampling_params
+    prepared = ask(model, LOOP[:1], tool_use=required)
+    params = prepared.requests[0].sampling_params
     assert params.structured_outputs is not None
-    grammar = params.structured_outputs.grammar
-    assert grammar is not None
-    assert '"{\\"name\\": \\"f\\", \\"parameters\\": "' in grammar
+    assert '{"const": "f"}' in (params.structured_outputs.json or "")
+    assert prepared.constraint_field("text.format") == "tools"
     free = ask(model, LOOP[:1], tool_use=ToolUse.of(FUNCTIONS, None, True))
     assert free.requests[0].sampling_params.structured_outputs is None
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_a_constraint_waits_for_the_end_of_the_reasoning(tmp_path: Path, forced: bool) -> None:
+    model = load(tmp_path, "{# tools </think> #}{{ messages[0].content }}")
+    use = ToolUse(FUNCTIONS, "required" if forced else "none", True)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True))
+    for content, after in (("a<think>\n", "</think>"), ("a", None)):
+        conversation = Conversation([{"role": "user", "content": content}], params, use)
+        prepared = prepare(model, "r", conversation)
+        constraint = prepared.requests[0].sampling_params.structured_outputs
+        assert constraint is not None
+        assert constraint.after == after
+        assert constraint.kind == ("json" if forced else "json_object")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -15,6 +16,7 @@ from octavo_server.grammar_vocabulary import GrammarVocabulary, model_vocabulary
 from octavo_server.llguidance_backend import LLGuidanceBackend
 from octavo_server.number_guard import MAX_NUMBER_BYTES
 from octavo_server.tokenizer import Tokenizer
+from support.engine_fakes import tiny_spec
 from support.grammar_walk import Walker
 from support.json_schemas import BROKEN, UNSUPPORTED, Schema, all_schemas
 
@@ -64,6 +66,13 @@ def test_what_cannot_be_enforced_is_named(name: str, backend: LLGuidanceBackend)
     schema, word = UNSUPPORTED[name]
     with pytest.raises(InvalidRequestError, match=re.escape(word)):
         backend.compile(of_schema(schema))
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED.keys() - {"other_document", "look_ahead"})
+def test_a_lenient_schema_ignores_it(name: str, backend: LLGuidanceBackend) -> None:
+    schema, _ = UNSUPPORTED[name]
+    assert isinstance(schema, dict)
+    assert backend.compile(of_schema(schema | {"x-guidance": {"lenient": True}}))
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -145,6 +154,24 @@ def test_choices(choices: tuple[str, ...], backend: LLGuidanceBackend, walker: W
     assert len(seen) > len(choices) / 2
 
 
+@pytest.mark.parametrize("text", ["I am testing the spaces", "hello", "a🫠龜🥹 é b", "x <s> y"])
+def test_a_tokenizer_that_puts_spaces_in_front(
+    text: str, spm_path: Path, spm_tokenizer: Tokenizer
+) -> None:
+    """T01 and T03: what is forced has the bytes of the text, whatever the tokenizer adds."""
+    spec = _with_vocab_size(tiny_spec(), spm_tokenizer.vocab_size)
+    vocabulary = model_vocabulary(spm_tokenizer, spec)
+    grammar = LLGuidanceBackend(lambda: vocabulary).compile(StructuredOutputsParams(choice=(text,)))
+    matcher = grammar.new_matcher()
+    token_ids: list[int] = []
+    while not matcher.is_terminated:
+        bits = int.from_bytes(matcher.bitmask(), "little")
+        token_ids.append((bits & -bits).bit_length() - 1)
+        matcher.accept_tokens(token_ids[-1:])
+        token_ids += matcher.take_forced_tokens()
+    assert spm_tokenizer.decode(token_ids) == text
+
+
 @pytest.mark.parametrize("expression", [r"\d{3}-\d{4}", "^a+b?$", r"(yes|no)\.", "[^x]{2}"])
 def test_regular_expressions(expression: str, backend: LLGuidanceBackend, walker: Walker) -> None:
     grammar = backend.compile(StructuredOutputsParams(regex=expression))
@@ -188,6 +215,12 @@ def test_bad_grammars_are_refused(fields: dict[str, str], backend: LLGuidanceBac
     with pytest.raises(InvalidRequestError, match=kind) as caught:
         backend.compile(StructuredOutputsParams(**fields))
     assert len(caught.value.message) < 1000
+
+
+def test_a_grammar_that_explodes_is_the_requests_own_fault(backend: LLGuidanceBackend) -> None:
+    rules = "".join(f"r{i}: r{i + 1} r{i + 1}\n" for i in range(60))
+    with pytest.raises(InvalidRequestError, match="structured_outputs"):
+        backend.compile(StructuredOutputsParams(grammar=f'start: r0\n{rules}r60: "x"'))
 
 
 def test_forced_tokens_save_steps(backend: LLGuidanceBackend, walker: Walker) -> None:

@@ -102,3 +102,15 @@ def test_a_crash_with_nobody_there() -> None:
     assert ledger.note_crash() == []
     assert ledger.trials() == []
     assert ledger.unsent() == []
+
+
+def test_prompts_wait_until_their_answers_begin() -> None:
+    ledger = ledger_of("a", "b", "c", "d")
+    assert ledger.num_waiting_tokens == 16
+    ledger.note([tokens("a", 1), tokens("b"), tokens("c", ends=True)])
+    assert ledger.num_waiting_tokens == 8
+    ledger.note([tokens("a", 1, ends=True), tokens("b", 1)])
+    ledger.note_crash()
+    assert ledger.num_waiting_tokens == 4
+    ledger.remove(["b", "d"])
+    assert ledger.num_waiting_tokens == 0

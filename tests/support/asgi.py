@@ -37,6 +37,7 @@ def loading_context(config: EngineConfig) -> ServerContext:
         stats=SchedulerStats(),
         metrics=ServingMetrics(),
         limits=None,
+        num_restarts=0,
     )
     return ServerContext(client, config)
 

@@ -22,7 +22,8 @@ class FakeGrammarBackend:
     """Compiles ``regex="<language> [words]"``.
 
     ``unsupported`` can't be compiled, ``broken`` makes compiling fail, ``fill`` makes the
-    matcher fail at the fourth mask, and ``accept`` at the fourth token.
+    matcher fail at the fourth mask, ``accept`` at the fourth token, and ``complex`` likewise
+    through the request's own fault.
     """
 
     def __init__(self) -> None:
@@ -79,6 +80,8 @@ class FakeMatcher:
 
     def accept_tokens(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
+            if "complex" in self.regex and len(self.token_ids) >= 3:
+                raise InvalidRequestError("it is too complex.", field="structured_outputs")
             if "accept" in self.regex and len(self.token_ids) >= 3:
                 raise RuntimeError("the matcher can't go on")
             if token_id not in self.allowed():

@@ -43,12 +43,17 @@ class FrontUnderTest:
         folder: Path,
         target: str,
         *,
-        model: dict[str, Any] | None = None,
+        model: dict[str, Any] | str | Path | None = None,
         **settings: object,
     ) -> None:
+        """`model` is a model's place, or else changes to the byte model's config.json."""
         main = folder / "front_main.py"
         main.write_text(_MAIN)
-        path = write_byte_model(folder / "model", **(model or {}))
+        path: str | Path
+        if isinstance(model, str | Path):
+            path = model
+        else:
+            path = write_byte_model(folder / "model", **(model or {}))
         values = {"model": path, "served_model_name": "bytes", "port": 0, **settings}
         self.stderr_path = folder / "stderr"
         paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -24,14 +25,17 @@ from octavo_core.config import EngineConfig
 from octavo_core.engine_core import EngineCore
 from octavo_core.errors import ModelError
 from octavo_core.executor import ProgressCallback
+from octavo_core.grammar_compiler import GrammarCompiler
 from octavo_core.model_spec import read_model_spec
 from octavo_core.process import exit_with_parent
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_core.wire import TokenLogprobs
 from octavo_server.engine_process import Engine, FrontLink, serve_engine
 from octavo_server.logging_setup import configure_logging
 
 EOS = "<eos>"
+NUM_TOKENS = 257
 EXIT_CODE = 7
 # Where the last message begins with "say:", the answer is the rest of it, since the model repeats
 # its prompt. The comment is what parsers are found by.
@@ -71,7 +75,7 @@ def write_byte_model(folder: Path, *, chat_template: str = CHAT_TEMPLATE, **conf
             "num_hidden_layers": 1,
             "num_attention_heads": 1,
             "num_key_value_heads": 1,
-            "vocab_size": 257,
+            "vocab_size": NUM_TOKENS,
             "max_position_embeddings": 512,
             "rms_norm_eps": 1e-6,
             "hidden_act": "silu",
@@ -88,7 +92,7 @@ def write_byte_model(folder: Path, *, chat_template: str = CHAT_TEMPLATE, **conf
 
 def run_scripted_engine(address: str, log_level: str) -> None:
     """Take the place of `octavo_server.engine_process.run_engine`."""
-    exit_with_parent()
+    exit_with_parent(Path(address.removeprefix("ipc://")).parent)
     setproctitle.setproctitle("octavo: engine")
     configure_logging(log_level, "engine")
     sys.exit(serve_engine(FrontLink(address), _build, preload="json"))
@@ -96,7 +100,7 @@ def run_scripted_engine(address: str, log_level: str) -> None:
 
 def run_reluctant_engine(address: str, log_level: str) -> None:
     """A scripted engine that takes a second to load its model."""
-    exit_with_parent()
+    exit_with_parent(Path(address.removeprefix("ipc://")).parent)
     setproctitle.setproctitle("octavo: engine")
     sys.exit(serve_engine(FrontLink(address), _build_reluctantly, preload="json"))
 
@@ -118,7 +122,9 @@ def run_dying_start(address: str, log_level: str) -> None:
     os._exit(EXIT_CODE)
 
 
-def slow_download(model: str, revision: str | None, on_progress: ProgressCallback) -> None:
+def slow_download(
+    model: str, revision: str | None, on_progress: ProgressCallback, **options: object
+) -> None:
     """Take the place of `resolve_model` while it fetches a model in another process."""
     download = subprocess.Popen(["sleep", "60"])
     try:
@@ -131,7 +137,8 @@ def slow_download(model: str, revision: str | None, on_progress: ProgressCallbac
 
 
 def _build(config: EngineConfig) -> Engine:
-    return EngineCore(config, read_model_spec(config.model_path), ScriptedExecutor())
+    spec = read_model_spec(config.model_path)
+    return EngineCore(config, spec, ScriptedExecutor(), GrammarCompiler(AnyText()))
 
 
 def _build_reluctantly(config: EngineConfig) -> Engine:
@@ -153,6 +160,33 @@ class _SlowStart:
 
     def shutdown(self) -> None:
         pass
+
+
+class AnyText:
+    """A constraint that allows everything: the script has its say, whatever was asked for.
+
+    It is backend, grammar and matcher at once, as there is nothing to keep apart.
+    """
+
+    is_terminated = False
+
+    def prepare(self) -> None:
+        pass
+
+    def compile(self, params: StructuredOutputsParams) -> AnyText:
+        return self
+
+    def new_matcher(self) -> AnyText:
+        return self
+
+    def bitmask(self) -> bytes:
+        return b"\xff" * (4 * (-(-NUM_TOKENS // 32)))
+
+    def accept_tokens(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def take_forced_tokens(self) -> list[int]:
+        return []
 
 
 class ScriptedExecutor:
@@ -209,7 +243,7 @@ class ScriptedExecutor:
         for request in step.new_requests:
             self._prompts[request.slot] = request.token_ids[: request.num_prompt_tokens]
             self._num_known[request.slot] = len(request.token_ids)
-            self._logprobs[request.slot] = request.sampling_params.logprobs
+            self._logprobs[request.slot] = request.sampling_params.num_logprobs
             self._prompt_logprobs[request.slot] = request.sampling_params.prompt_logprobs
         for slot in step.slots:
             self._misbehave(slot)

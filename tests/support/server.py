@@ -81,7 +81,7 @@ class Server:
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=5):
                 return True
-        except (urllib.error.URLError, ConnectionError):  # a 503 is a URLError too
+        except OSError:  # a 503 is one too
             return False
 
     @property

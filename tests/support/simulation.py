@@ -35,7 +35,7 @@ from support.engine_fakes import (
 )
 from support.fake_grammar import EOS_TOKEN_ID, FakeGrammarBackend, FakeMatcher
 
-FAULTS = ("unsupported", "broken", "fill", "accept")
+FAULTS = ("unsupported", "broken", "fill", "accept", "complex")
 PolicyChoice = Callable[[random.Random], SchedulingPolicy]
 
 

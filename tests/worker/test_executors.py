@@ -86,14 +86,33 @@ def test_a_resumed_answer_goes_on_as_if_nothing_had_happened(running, drive):
 
 
 def test_logprobs_cross(running, drive):
-    params = SamplingParams(temperature=0, logprobs=2)
+    params = SamplingParams(temperature=0, logprobs=2, prompt_logprobs=3)
     found = []
     for executor in running.values():
         new = [drive.new_request(1, PROMPT, [1], params)]
         executor.execute_model(drive.step([(1, len(PROMPT), 0)], new=new, freed=[1]))
-        found.append(executor.sample_tokens(None).result(timeout=30).logprobs[0])
-    assert found[0].token_ids == found[1].token_ids
-    assert found[0].logprobs == pytest.approx(found[1].logprobs, abs=1e-6)
+        output = executor.sample_tokens(None).result(timeout=30)
+        found.append([output.logprobs[0], *output.prompt_logprobs[0]])
+    assert len(found[0]) == len(PROMPT)  # one for each position but the first, and the answer's
+    for one, other in zip(*found, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
+
+
+def test_rules_on_logits_cross(running, drive):
+    params = SamplingParams(
+        temperature=0.9,
+        seed=4,
+        logit_bias={7: 3.5},
+        allowed_token_ids=tuple(range(100)),
+        bad_words_token_ids=((5,), (7, 7)),
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+    )
+    uni, mp = (drive.generate(executor, PROMPT, 20, params) for executor in running.values())
+    assert uni == mp
+    assert max(uni) < 100
+    assert 5 not in uni
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

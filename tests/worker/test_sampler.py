@@ -92,6 +92,25 @@ def test_logprobs_are_raw_whatever_is_filtered(drive):
     assert entry.rank == int((raw > raw[token_ids[0]]).sum()) + 1 > 1
 
 
+def test_logprobs_of_named_tokens(drive):
+    logits = torch.randn(3, VOCAB)
+    named = (7, 3, 7)
+    params = [
+        SamplingParams(temperature=0, logprob_token_ids=named),
+        SamplingParams(temperature=0, logprobs=1),
+        SamplingParams(temperature=0),
+    ]
+    batch, slots = _batch(drive, *params)
+    token_ids, logprobs = sample_rows(logits, batch, slots)
+    assert sorted(logprobs) == [0, 1]
+    entry, expected = logprobs[0], logits[0].double().log_softmax(-1)
+    assert entry.token_ids == [token_ids[0], *named]
+    assert entry.logprobs == pytest.approx(expected[entry.token_ids].tolist(), abs=1e-5)
+    assert logprobs[1].token_ids == [token_ids[1]] * 2
+    batch.apply(drive.step([], freed=[1], new=[drive.new_request(1, [1], [0], params[1])]))
+    assert len(sample_rows(logits, batch, slots)[1][0].token_ids) == 2
+
+
 def test_a_grammar_constrains_its_slots_only(drive):
     logits = torch.zeros(3, VOCAB)
     logits[:, 1] = 5

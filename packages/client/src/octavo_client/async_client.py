@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
@@ -20,6 +20,7 @@ from octavo_client.requests import (
     Prompt,
     chat_request,
     completion_request,
+    post_request,
 )
 from octavo_client.responses import ChatCompletion, ChatCompletionChunk, Completion, Health, Model
 from octavo_client.stream import AsyncStream
@@ -77,6 +78,13 @@ class AsyncClient:
         return self._stream(
             chat_request(messages, model, options, stream=True), ChatCompletionChunk
         )
+
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, timeout: float | None = None
+    ) -> Any:
+        """Send `body` to a route that has no method of its own. See `Client.post`."""
+        request = post_request(path, body, timeout)
+        return await self._run(calls.fetch(request, self._settings.retry, object))
 
     async def models(self) -> list[Model]:
         """Return the models that the server answers for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
@@ -20,6 +20,7 @@ from octavo_client.requests import (
     Prompt,
     chat_request,
     completion_request,
+    post_request,
 )
 from octavo_client.responses import ChatCompletion, ChatCompletionChunk, Completion, Health, Model
 from octavo_client.stream import Stream
@@ -113,6 +114,22 @@ class Client:
         return self._stream(
             chat_request(messages, model, options, stream=True), ChatCompletionChunk
         )
+
+    def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = None) -> Any:
+        """Send `body` to a route that has no method of its own, and return its JSON.
+
+        Args:
+            path: Below the server's root, for example ``/tokenize``.
+            timeout: Seconds without a byte from the server, instead of the client's own.
+
+        Raises:
+            APIError: The server refused or failed.
+            APIConnectionError: There was no answer.
+            InvalidArgumentError: JSON can't carry one of the values, or `path` is none.
+            ClosedError: The client was closed.
+        """
+        request = post_request(path, body, timeout)
+        return self._run(calls.fetch(request, self._settings.retry, object))
 
     def models(self) -> list[Model]:
         """Return the models that the server answers for."""

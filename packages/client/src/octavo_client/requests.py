@@ -112,6 +112,18 @@ def chat_request(
     return _generation("/v1/chat/completions", {"messages": messages}, model, options, stream)
 
 
+def post_request(path: str, body: Mapping[str, Any], timeout: float | None) -> HTTPRequest:
+    """Build a POST of any body to any route.
+
+    Raises:
+        InvalidArgumentError: JSON can't carry one of the values, or the path leads elsewhere.
+    """
+    # The HTTP library would take "//host/path" for another server, which would get the key.
+    if not path.startswith("/") or path.startswith("//"):
+        raise InvalidArgumentError(f"path {path!r} must start with one slash")
+    return HTTPRequest("POST", path, _encode(dict(body)), timeout)
+
+
 def _generation(
     path: str, body: dict[str, Any], model: str | None, options: Mapping[str, Any], stream: bool
 ) -> HTTPRequest:

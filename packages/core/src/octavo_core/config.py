@@ -228,6 +228,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least severe line logged.")
     ] = "info"
+    sse_keep_alive_interval: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86_400,
+            description="Seconds without an event after which a stream sends a comment, so that "
+            "proxies keep it open; 0 sends none.",
+        ),
+    ] = 15.0
     max_stored_responses: Annotated[
         int,
         Meta(
@@ -354,6 +363,13 @@ class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0, description="Seconds between two lines about load and throughput; 0 is none."),
     ] = 10.0
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="Where to send OpenTelemetry's spans, for example "
+            "http://localhost:4318/v1/traces."
+        ),
+    ] = None
     metrics_prefix: Annotated[
         str,
         Meta(

@@ -16,7 +16,8 @@ from octavo_core.structured_outputs import StructuredOutputsParams
 class GrammarMatcher(Protocol):
     """One answer's place in a grammar.
 
-    Any method may raise, whatever it likes: its request then fails, and no other.
+    Any method may raise, whatever it likes: its request then fails, and no other. A `UserError`
+    says that the constraint is at fault.
     """
 
     @property

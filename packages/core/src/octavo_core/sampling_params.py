@@ -12,6 +12,7 @@ from octavo_core.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
 MAX_LOGPROBS = 20
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 1024
@@ -59,6 +60,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             chosen one alone), 0 to 20; None reports nothing. Values are raw:
             taken before temperature, penalties and filters.
         prompt_logprobs: The same for the prompt's tokens, of which the first has none.
+        logprob_token_ids: Report these tokens at each position of the answer, in place of
+            the likeliest ones; 1 to 128. ``logprobs``, if given too, must be their number.
         detokenize: False leaves the text empty (token ids only).
         skip_special_tokens: Leave special tokens out of the text.
         include_stop_str_in_output: Keep the matched stop string in the text.
@@ -96,6 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -119,6 +123,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             value = getattr(self, field)
             if value is not None:
                 _check_range(field, value, 0, MAX_LOGPROBS)
+        if self.logprob_token_ids is not None:
+            self._check_logprob_token_ids(len(self.logprob_token_ids))
         _check_strings("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS)
         _check_count("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         self._check_logit_rules()
@@ -127,6 +133,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 "stop strings need the text: set detokenize to true, or use stop_token_ids.",
                 field="stop",
             )
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many tokens to report beside each of the answer's; None reports nothing."""
+        return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
+
+    def _check_logprob_token_ids(self, count: int) -> None:
+        if not 1 <= count <= MAX_LOGPROB_TOKEN_IDS:
+            limit = f"1 to {MAX_LOGPROB_TOKEN_IDS} ids"
+            raise _invalid("logprob_token_ids", f"{count} ids", limit)
+        if self.logprobs not in (None, count):
+            raise _invalid("logprobs", self.logprobs, f"{count}, as many as logprob_token_ids")
 
     def _check_logit_rules(self) -> None:
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -157,7 +175,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """
         if isinstance(self.stop, str):
             msgspec.structs.force_setattr(self, "stop", (self.stop,))
-        for field in ("stop", "stop_token_ids", "eos_token_ids", "allowed_token_ids", "bad_words"):
+        for field in _SEQUENCES:
             value = getattr(self, field)
             if value is None and field in ("stop", "stop_token_ids", "bad_words"):
                 value = []
@@ -200,7 +218,17 @@ _OPTIONAL_INTEGER = (lambda value: value is None or _is_integer(value), "an inte
 _NUMBER = (_is_number, "a number")
 _BOOL = (_is_bool, "True or False")
 _INTEGERS = (_is_integers, "a list of integers")
+_OPTIONAL_INTEGERS = (
+    lambda value: value is None or _is_integers(value),
+    "a list of integers or None",
+)
 _STRINGS = (_is_strings, "a list of strings")
+
+# Fields that may be given as lists.
+_SEQUENCES = (
+    *("stop", "stop_token_ids", "eos_token_ids", "allowed_token_ids", "bad_words"),
+    "logprob_token_ids",
+)
 
 # Field to what its value has to be: a check, and the words for it.
 _FIELD_TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
@@ -231,16 +259,14 @@ _FIELD_TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda value: value is None or _is_bias(value),
         "a dict of token ids to numbers, or None",
     ),
-    "allowed_token_ids": (
-        lambda value: value is None or _is_integers(value),
-        "a list of integers or None",
-    ),
+    "allowed_token_ids": _OPTIONAL_INTEGERS,
     "bad_words": _STRINGS,
     "bad_words_token_ids": (
         lambda value: isinstance(value, tuple) and all(map(_is_integers, value)),
         "a tuple of tuples of integers",
     ),
     "prompt_logprobs": _OPTIONAL_INTEGER,
+    "logprob_token_ids": _OPTIONAL_INTEGERS,
 }
 
 

@@ -33,6 +33,7 @@ from octavo_core.errors import (
     OctavoError,
     QueueFullError,
     RequestFailedError,
+    UserError,
 )
 from octavo_core.grammar import GrammarMatcher
 from octavo_core.policies import FCFSPolicy, SchedulingPolicy
@@ -58,6 +59,7 @@ class _Step:
         admitted: Those that enter a slot, with what the prefix cache had for them.
         added: Blocks for those that were in their slot before.
         constrained: Those whose next token is sampled under a grammar.
+        has_grammars: Some request is under a grammar, whether its next token is sampled or not.
     """
 
     __slots__ = (
@@ -68,6 +70,7 @@ class _Step:
         "counts",
         "effects",
         "freed_slots",
+        "has_grammars",
         "has_preempted",
         "now",
         "requests",
@@ -85,6 +88,7 @@ class _Step:
         self.admitted: list[tuple[Request, CachedPrefix]] = []
         self.added: dict[Request, list[list[int]]] = {}
         self.constrained: list[Request] = []
+        self.has_grammars = False
         self.has_preempted = False
         self.effects: StepEffects
         self.freed_slots: list[int]
@@ -100,6 +104,7 @@ class _Step:
             request.is_decoding = True
             if request.matcher is not None:
                 self.constrained.append(request)
+        self.has_grammars |= request.matcher is not None
 
     def take_back(self, request: Request) -> None:
         """Drop a request that became a victim, if it was scheduled already."""
@@ -501,11 +506,7 @@ class Scheduler:
         """Put a step in the workers' terms."""
         step.effects = self.blocks.take_effects()
         step.freed_slots, self._slots_to_tell = self._slots_to_tell, []
-        forced = []
-        for request in step.requests:
-            if request.num_untold_tokens:
-                forced.append((request.slot, request.token_ids[-request.num_untold_tokens :]))
-                request.num_untold_tokens = 0
+        forced = _tell_forced_tokens(step) if step.has_grammars else []
         return SchedulerOutput(
             step.step_id,
             step.freed_slots,
@@ -544,7 +545,6 @@ class Scheduler:
         Returns:
             The request's output, which is its last one if the grammar ends here.
         """
-        is_first = request.num_output_tokens == 0
         request.token_ids.append(token_id)
         new_token_ids = [token_id]
         try:
@@ -557,12 +557,18 @@ class Scheduler:
             return self._fail_constrained(request, error, is_updating=True)
         if request.is_finished:
             self._finish(request)
+        if not (request.report_due or request.is_finished):
+            return EngineCoreOutput(request.request_id, new_token_ids)
+        request.report_due = False
         return EngineCoreOutput(
             request.request_id,
             new_token_ids,
             request.status.finish_reason,
             request.stop_reason,
-            num_cached_tokens=(request.num_cached_tokens if is_first or request.is_finished else 0),
+            num_cached_tokens=request.num_cached_tokens,
+            prompt_logprobs=request.take_prompt_logprobs(),
+            scheduled_time=request.scheduled_time,
+            num_preemptions=request.num_preemptions,
         )
 
     def _append_forced(
@@ -584,14 +590,19 @@ class Scheduler:
         self, request: Request, error: Exception, is_updating: bool = False
     ) -> EngineCoreOutput:
         """End a request whose matcher has failed."""
-        logger.error("The grammar of request %s failed", request.request_id, exc_info=error)
+        reason: OctavoError
+        if isinstance(error, UserError):
+            reason = error
+        else:
+            logger.error("The grammar of request %s failed", request.request_id, exc_info=error)
+            text = f"The grammar of request {request.request_id} failed: {error}"
+            reason = RequestFailedError(text)
         if is_updating:
             request.status = RequestStatus.FINISHED_ERROR
             self._finish(request)
         else:
             self._end(request, RequestStatus.FINISHED_ERROR)
-        text = f"The grammar of request {request.request_id} failed: {error}"
-        return failure(request.request_id, RequestFailedError(text))
+        return failure(request.request_id, reason)
 
     # Ends
 
@@ -717,6 +728,15 @@ def failure(request_id: str, error: OctavoError) -> EngineCoreOutput:
         error=str(error),
         error_kind=type(error).__name__,
     )
+
+
+def _tell_forced_tokens(step: _Step) -> list[tuple[int, list[int]]]:
+    forced = []
+    for request in step.requests:
+        if request.num_untold_tokens:
+            forced.append((request.slot, request.token_ids[-request.num_untold_tokens :]))
+            request.num_untold_tokens = 0
+    return forced
 
 
 def _new_request_data(request: Request, prefix: CachedPrefix) -> NewRequestData:

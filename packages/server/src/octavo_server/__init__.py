@@ -12,16 +12,24 @@ from importlib import import_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from octavo_core.sampling_params import SamplingParams
+    from octavo_core.structured_outputs import StructuredOutputsParams
     from octavo_server.llm import LLM
     from octavo_server.request_output import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 _MODULES = {
     "LLM": "octavo_server.llm",
     "SamplingParams": "octavo_core.sampling_params",
+    "StructuredOutputsParams": "octavo_core.structured_outputs",
     "RequestOutput": "octavo_server.request_output",
     "CompletionOutput": "octavo_server.request_output",
 }

@@ -158,6 +158,11 @@ class AnswerFormat:
             takes_thinking="message.thinking" in template,
         )
 
+    def describe(self) -> str:
+        """Name both parsers, for the log."""
+        tools = self.tool_parser.name if self.tool_parser is not None else "none"
+        return f"{tools} and {self.reasoning or 'none'}"
+
     @property
     def think_parser(self) -> type[ThinkParser] | None:
         """The parser of reasoning in tags, or None if there is none of that kind."""

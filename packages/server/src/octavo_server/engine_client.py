@@ -153,7 +153,7 @@ class EngineClient:
         if self.state not in (EngineState.READY, EngineState.RESTARTING):
             raise self._death.result() if self._death.done() else EngineDeadError("not started")
         assert self.output_processor is not None, "set output_processor before requests come"
-        self._check_room(len(requests))
+        self._check_room(requests)
         generation = Generation(
             self,
             request_id,
@@ -240,8 +240,9 @@ class EngineClient:
             generation.put(delta)
         self._abort(list(unfinished.values()))
 
-    def _check_room(self, num_requests: int) -> None:
-        limit = self._max_num_queued_reqs
+    def _check_room(self, requests: Sequence[wire.EngineCoreRequest]) -> None:
+        """Refuse at once what would only wait; the engine may be busy with a step of seconds."""
+        num_requests, limit = len(requests), self._max_num_queued_reqs
         if num_requests > limit:
             raise InvalidRequestError(
                 f"the request asks for {num_requests} answers (prompts × n); this server takes at "
@@ -253,6 +254,16 @@ class EngineClient:
             raise QueueFullError(
                 f"{self._num_in_flight} answers are in the queue already and this request asks for "
                 f"{num_requests}; the server takes at most {limit} (--max-num-queued-reqs). "
+                f"Try again later."
+            )
+        limit = self._config.scheduler.max_num_queued_tokens if self._config is not None else 0
+        num_waiting = self._ledger.num_waiting_tokens
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        if limit and num_waiting and num_waiting + num_tokens > limit:
+            self.metrics.reject("queue_full")
+            raise QueueFullError(
+                f"prompts of {num_waiting} tokens wait already and this request brings "
+                f"{num_tokens}; the server takes at most {limit} (--max-num-queued-tokens). "
                 f"Try again later."
             )
 

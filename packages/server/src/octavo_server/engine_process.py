@@ -48,6 +48,8 @@ EngineTarget = Callable[[str, str], None]
 
 # Seconds between two looks at the workers while there is nothing to do.
 _HEALTH_INTERVAL = 1.0
+# The first look comes soon: the engine also uses it to get ready for what is rarely asked for.
+_FIRST_HEALTH_INTERVAL = 0.1
 # A Unix socket's path holds 107 bytes; the file's own name takes some.
 _MAX_SOCKET_DIRECTORY = 90
 
@@ -220,8 +222,9 @@ class FrontLink:
 
 def _run_loop(engine: Engine, link: FrontLink, publisher: KVEventPublisher | None) -> None:
     """Step while there is work and sleep while there is none, until `Shutdown`."""
+    interval = _FIRST_HEALTH_INTERVAL
     while True:
-        message = link.receive(0.0 if engine.has_unfinished_requests() else _HEALTH_INTERVAL)
+        message = link.receive(0.0 if engine.has_unfinished_requests() else interval)
         while message is not None:
             if isinstance(message, wire.Shutdown):
                 return
@@ -231,6 +234,7 @@ def _run_loop(engine: Engine, link: FrontLink, publisher: KVEventPublisher | Non
             link.send(engine.step())
         else:
             engine.check_health()
+            interval = _HEALTH_INTERVAL
         if publisher is not None:
             publisher.publish(engine.take_kv_events())
 
@@ -331,6 +335,11 @@ class EngineSpawner:
         """Start an engine process. The one before has ended."""
         self._last = EngineProcess(self._log_level, self._target)
         return self._last
+
+    def kill(self) -> None:
+        """Kill the last process; somebody else waits for it and cleans up."""
+        if self._last is not None:
+            self._last.process.kill()
 
     def end(self) -> None:
         """Kill the last process, if it is still there, and clean up."""

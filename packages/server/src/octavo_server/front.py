@@ -17,7 +17,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import setproctitle
@@ -34,6 +34,7 @@ from octavo_server.engine_process import (
 from octavo_server.keys import KeyRing, make_key_ring
 from octavo_server.logging_setup import configure_logging
 from octavo_server.tls import make_ssl_context, refresh_certificate
+from octavo_server.tracing import RequestTracer, make_tracer
 
 if TYPE_CHECKING:
     import uvicorn
@@ -78,6 +79,8 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
     configure_logging(config.server.log_level, "front", json_lines=config.observability.json_logs)
     _check_parsers(config)
     keys, ssl_context = make_key_ring(config.access), make_ssl_context(config.access)
+    endpoint = config.observability.otlp_traces_endpoint
+    tracer = make_tracer(endpoint) if endpoint else None
     listener = bind_socket(config.server.host, config.server.port)
     with contextlib.closing(listener):
         warn_of_open_door(config, listener)
@@ -93,11 +96,13 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
         # The engine spends seconds on importing torch; it starts before our own imports.
         engine = spawner.spawn()
         try:
-            front = _Front(config, listener, engine, spawner, noted, keys, ssl_context)
+            front = _Front(config, listener, engine, spawner, noted, keys, ssl_context, tracer)
             code = asyncio.run(front.run())
         finally:
             spawner.end()
             _join_loading_thread()
+            if tracer is not None:
+                tracer.shutdown()
     _flush_output()
     return code
 
@@ -155,7 +160,9 @@ class _Front:
         noted_signals: list[int],
         keys: KeyRing | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._keys = keys
         self._ssl_context = ssl_context
         self._noted_signals = noted_signals
@@ -178,6 +185,7 @@ class _Front:
         restarts = self._config.server.engine_restart
         supervisor = Supervisor(self._spawner.spawn) if restarts else None
         client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs, supervisor)
+        client.metrics.tracer = self._tracer
         context = ServerContext(client, self._config)
         context.responses.max_responses = self._config.server.max_stored_responses
         app = guard_app(create_app(context), context, self._keys)
@@ -190,9 +198,13 @@ class _Front:
             for task in background:
                 task.cancel()
             server.should_exit = server.force_exit = True
-            await asyncio.wait({self._serving}, timeout=1.0)
+            await self._until_forced(asyncio.wait({self._serving}, timeout=1.0))
             await context.grammar_checker.close()
-            await client.close()
+            closing = asyncio.create_task(client.close())
+            await self._until_forced(asyncio.wait({closing}))
+            if not closing.done():
+                self._spawner.kill()
+            await closing
 
     async def _run(self, context: ServerContext, server: uvicorn.Server) -> int:
         loading = asyncio.create_task(self._load(context.client))
@@ -255,6 +267,14 @@ class _Front:
             return False
         return True
 
+    async def _until_forced(self, work: Awaitable[Any]) -> None:
+        """Wait for `work`, but not beyond a second signal."""
+        task = asyncio.ensure_future(work)
+        forced = asyncio.create_task(self._force.wait())
+        await asyncio.wait({task, forced}, return_when=asyncio.FIRST_COMPLETED)
+        for each in (task, forced):
+            each.cancel()
+
     async def _load(self, client: EngineClient) -> LoadedModel:
         """Find the model, read its tokenizer while the engine loads it, and wait for both."""
         from octavo_server.model_source import resolve_model
@@ -297,15 +317,17 @@ class _Front:
         chat_problem = await _in_daemon_thread(input_processor.chat_problem)
         if chat_problem is not None:
             logger.warning("Chat requests will be refused. %s", chat_problem)
+        answer_format = AnswerFormat.of(tokenizer.chat_template, self._config.server)
         ready = await client.wait_ready()
         input_processor.set_limits(ready.max_model_len, ready.kv_cache_tokens)
+        logger.info("Calls of tools and reasoning are read as %s", answer_format.describe())
         return LoadedModel(
             name=name,
             max_model_len=ready.max_model_len,
             tokenizer=tokenizer,
             input_processor=input_processor,
             can_chat=chat_problem is None,
-            answer_format=AnswerFormat.of(tokenizer.chat_template, self._config.server),
+            answer_format=answer_format,
             sampling_defaults=read_sampling_defaults(resolved.path),
         )
 

@@ -22,7 +22,7 @@ class GrammarVocabulary:
         tokens: For each id the bytes that it adds to a text; empty for those without a text.
         special_ids: Control tokens, which no text of a grammar ever means.
         end_ids: Tokens that end an answer.
-        encode: Tokenizes a text in which no control token is spelt out.
+        encode: Tokenizes a text that must come next; the tokens must have its bytes.
 
     Attributes:
         index: The library's tokenizer.
@@ -38,8 +38,10 @@ class GrammarVocabulary:
         self.tokens = tokens
         self.end_ids = tuple(end_ids)
         wrapper = _Wrapper(tokens, special_ids, self.end_ids[0], encode)
+        # Without the library's "slices" a mask takes 94 us on average and not 69, but the index is
+        # built in 0.1 s and not 0.2 (49,152 tokens), which nobody else in the process can run in.
         self.index = llguidance.LLTokenizer(
-            wrapper, n_vocab=len(tokens), eos_token=list(self.end_ids)
+            wrapper, n_vocab=len(tokens), eos_token=list(self.end_ids), slices=[]
         )
 
     @property
@@ -101,11 +103,10 @@ def model_vocabulary(tokenizer: Tokenizer, spec: ModelSpec) -> GrammarVocabulary
     end_ids = [token_id for token_id in ids if 0 <= token_id < size]
     if not end_ids:
         raise ModelError("the model has no end-of-sequence token, which grammars need.")
+    tokens = [tokenizer.token_bytes(token_id) or b"" for token_id in range(size)]
+    special_ids = [token_id for token_id in tokenizer.special_tokens.values() if token_id < size]
     return GrammarVocabulary(
-        [tokenizer.token_bytes(token_id) or b"" for token_id in range(size)],
-        [token_id for token_id in tokenizer.special_tokens.values() if token_id < size],
-        end_ids,
-        lambda text: _encode(tokenizer, text),
+        tokens, special_ids, end_ids, _TextEncoder(tokenizer, tokens, special_ids)
     )
 
 
@@ -115,8 +116,64 @@ def byte_vocabulary() -> GrammarVocabulary:
     return GrammarVocabulary(tokens, [256], [256], lambda text: list(text.encode()))
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    # The tokenizer without its added tokens is another one, built when it is needed first.
-    if any(token in text for token in tokenizer.added_tokens):
-        return tokenizer.encode_plain(text)
-    return tokenizer.encode(text, add_special_tokens=False)
+class _TextEncoder:
+    """Tokenizes pieces of text, such that the tokens have the bytes of the text and no others.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        tokens: Bytes of each token.
+        special_ids: Control tokens, which stand for no text.
+    """
+
+    # Byte 2, which no text has. Tokenizers that put a space in front of every text put it in front
+    # of this, and it is a token of its own.
+    _GUARD = "\x02"
+
+    def __init__(
+        self, tokenizer: Tokenizer, tokens: Sequence[bytes], special_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+        special = frozenset(special_ids)
+        self._by_bytes: dict[bytes, int] = {}
+        for token_id, token in enumerate(tokens):
+            if token_id not in special:
+                self._by_bytes.setdefault(token, token_id)
+        self._longest = max(map(len, tokens))
+
+    def __call__(self, text: str) -> list[int]:
+        data = text.encode()
+        for found in (self._encode(text), self._encode_behind_guard(text)):
+            if self._spells(found, data):
+                return found
+        return self._encode_greedily(data)
+
+    def _encode(self, text: str) -> list[int]:
+        # The tokenizer without its added tokens is another one, built when it is needed first.
+        if any(token in text for token in self._tokenizer.added_tokens):
+            return self._tokenizer.encode_plain(text)
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _encode_behind_guard(self, text: str) -> list[int]:
+        found = self._encode(self._GUARD + text)
+        guard = self._by_bytes.get(self._GUARD.encode())
+        return found[found.index(guard) + 1 :] if guard in found else []
+
+    def _encode_greedily(self, data: bytes) -> list[int]:
+        found: list[int] = []
+        while data:
+            for length in range(min(self._longest, len(data)), 0, -1):
+                token_id = self._by_bytes.get(data[:length])
+                if token_id is not None:
+                    found.append(token_id)
+                    break
+            else:
+                return found  # a byte that no token has
+            data = data[length:]
+        return found
+
+    def _spells(self, token_ids: list[int], data: bytes) -> bool:
+        size = len(self._tokens)
+        if any(token_id >= size for token_id in token_ids):
+            return False
+        return b"".join(self._tokens[token_id] for token_id in token_ids) == data

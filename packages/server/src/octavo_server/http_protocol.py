@@ -13,11 +13,13 @@ import resource
 from collections import OrderedDict
 from typing import Any
 
-import h11
 import msgspec
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http import h11_impl
 
 from octavo_core.config import LimitsConfig
+
+# The states and events of the very connection that uvicorn makes; we have no need of h11 but that.
+h11: Any = vars(h11_impl)["h11"]
 
 _HEADERS_TOO_LARGE = 431
 _REQUEST_TIMEOUT = 408
@@ -55,7 +57,7 @@ class Connections:
         return True
 
 
-class BoundedProtocol(H11Protocol):
+class BoundedProtocol(h11_impl.H11Protocol):
     """One connection, with a timer for the header and one for the body of each request."""
 
     limits = LimitsConfig()

@@ -145,11 +145,9 @@ class InputProcessor:
             ContextLengthError: The conversation leaves no room for an answer.
         """
         _check_texts(params, cache_salt, tenant)
-        (messages, tools), marker = self._guard.mark([messages, tools])
-        text = self.render_chat(
+        prompt_token_ids = self.encode_chat(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **template_options
         )
-        prompt_token_ids = self._encode_chat(text, marker)
         prompt_token_ids = self._truncate(prompt_token_ids, truncate_prompt_tokens, params)
         return self._make_requests(
             request_id,
@@ -161,6 +159,34 @@ class InputProcessor:
             cache_salt=cache_salt,
             tenant=tenant,
         )
+
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **template_options: Any,
+    ) -> list[int]:
+        """Return the token ids of a conversation.
+
+        Raises:
+            InvalidRequestError: As in `process_chat`.
+        """
+        (messages, tools), marker = self._guard.mark([messages, tools])
+        text = self.render_chat(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **template_options
+        )
+        return self._encode_chat(text, marker)
+
+    def encode_prompt(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text.
+
+        Raises:
+            InvalidRequestError: It has half a character.
+        """
+        _check_text("prompt", prompt)
+        return self.tokenizer.encode(prompt, add_special_tokens)
 
     def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """Return the text that the chat template makes of a conversation.
@@ -238,7 +264,11 @@ class InputProcessor:
         tenant: str | None,
     ) -> list[EngineCoreRequest]:
         self._check_priority(priority)
-        self._check_token_ids(prompt_token_ids, field)
+        if not prompt_token_ids:
+            raise InvalidRequestError(
+                f"{field} is empty; it needs at least one token.", field=field
+            )
+        self.check_token_ids(prompt_token_ids, field)
         self._check_vocabulary(params)
         params = self._complete(params, self._room(len(prompt_token_ids), field))
         return [
@@ -279,11 +309,12 @@ class InputProcessor:
                 field="priority",
             )
 
-    def _check_token_ids(self, token_ids: list[int], field: str) -> None:
-        if not token_ids:
-            raise InvalidRequestError(
-                f"{field} is empty; it needs at least one token.", field=field
-            )
+    def check_token_ids(self, token_ids: Sequence[int], field: str) -> None:
+        """Refuse what is no token of the model; `field` is for the message.
+
+        Raises:
+            InvalidRequestError: An id is none of the vocabulary's.
+        """
         for position, token_id in enumerate(token_ids):
             # bool is an int to isinstance.
             if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
@@ -294,7 +325,10 @@ class InputProcessor:
                 )
 
     def _check_vocabulary(self, params: SamplingParams) -> None:
-        for field in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        for field in (
+            *("stop_token_ids", "logit_bias", "allowed_token_ids"),
+            "logprob_token_ids",
+        ):
             for token_id in getattr(params, field) or ():
                 if not 0 <= token_id < self._vocab_size:
                     raise InvalidRequestError(

@@ -71,7 +71,7 @@ def check_json_schema(text: str) -> dict[str, Any]:
         raise _invalid("", f"is not valid JSON: {reason}") from None
     if _depth(schema) > MAX_DEPTH:
         raise _invalid("", f"is nested deeper than {MAX_DEPTH} levels")
-    checked = _check(schema, "", schema)
+    checked = _check(schema, "", schema, _is_lenient(schema))
     if checked is False:
         raise _invalid("", "is false, which allows no text at all")
     return {} if checked is True else checked
@@ -90,7 +90,13 @@ def find_keyword(schema: Any, keyword: str, place: str = "") -> str | None:
     return None
 
 
-def _check(schema: Any, place: str, root: Any) -> Any:
+def _is_lenient(schema: Any) -> bool:
+    """True if whoever wrote the schema wants what can't be enforced to be ignored."""
+    options = schema.get("x-guidance") if isinstance(schema, dict) else None
+    return isinstance(options, dict) and options.get("lenient") is True
+
+
+def _check(schema: Any, place: str, root: Any, is_lenient: bool) -> Any:
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, dict):
@@ -100,16 +106,16 @@ def _check(schema: Any, place: str, root: Any) -> Any:
     _check_bounds(schema, place)
     checked = dict(schema)
     _narrow_bounds(checked)
-    _check_format(checked, place)
+    _check_format(checked, place, is_lenient)
     for name in _SCHEMA_KEYS:
         if name in schema and not (name == "items" and isinstance(schema[name], list)):
-            checked[name] = _check(schema[name], f"{place}/{name}", root)
+            checked[name] = _check(schema[name], f"{place}/{name}", root, is_lenient)
     for name in (*_LIST_KEYS, "items"):
         if name in schema and name in _LIST_KEYS and not isinstance(schema[name], list):
             raise _invalid(f"{place}/{name}", f"is {_shown(schema[name])}; it must be a list")
         if isinstance(schema.get(name), list):
             checked[name] = [
-                _check(item, f"{place}/{name}/{index}", root)
+                _check(item, f"{place}/{name}/{index}", root, is_lenient)
                 for index, item in enumerate(schema[name])
             ]
     for name in _MAP_KEYS:
@@ -119,7 +125,7 @@ def _check(schema: Any, place: str, root: Any) -> Any:
                     f"{place}/{name}", f"is {_shown(schema[name])}; it must be an object"
                 )
             checked[name] = {
-                key: _check(item, f"{place}/{name}/{_escape(key)}", root)
+                key: _check(item, f"{place}/{name}/{_escape(key)}", root, is_lenient)
                 for key, item in schema[name].items()
             }
     _tell_variants_apart(checked)
@@ -195,9 +201,9 @@ def _narrow_bounds(schema: dict[str, Any]) -> None:
         schema["maximum"] = _MAX_INTEGER
 
 
-def _check_format(schema: dict[str, Any], place: str) -> None:
+def _check_format(schema: dict[str, Any], place: str, is_lenient: bool) -> None:
     name = schema.get("format")
-    if name in _UNSUPPORTED_FORMATS:
+    if not is_lenient and name in _UNSUPPORTED_FORMATS:
         raise _invalid(f"{place}/format", f"is {_shown(name)}, which is not supported")
     if "format" in schema and name not in _FORMATS:
         del schema["format"]

@@ -30,6 +30,10 @@ _MAX_LEXER_STATES = 50_000
 _STEP_LEXER_FUEL = 200_000
 _STEP_MAX_ITEMS = 50_000
 
+# How the library says that one of its limits was met; it has more than one way.
+_TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")
+_LIMIT = re.compile(r"\blimit\b|too (?:many|complex|large)", re.IGNORECASE)
+
 _MAX_FORCED_TOKENS = 64
 _MAX_SHOWN_CHARS = 500
 _REGEX_SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$#&~-])")
@@ -67,12 +71,9 @@ class LLGuidanceBackend:
         schema = check_json_schema(params.json) if params.json is not None else None
         source = _source(params, schema)
         matcher = llguidance.LLMatcher(self.vocabulary.index, source, log_level=0, limits=_limits())
-        # That a grammar allows no text at all shows with the first mask.
-        first = matcher.deep_copy()
-        if not first.is_error():
-            first.compute_bitmask()
-        if first.is_error():
-            raise _explain(params, schema, first.get_error())
+        error = _first_error(matcher)
+        if error:
+            raise _explain(params, schema, error)
         return LLGuidanceGrammar(self.vocabulary, matcher, params)
 
 
@@ -132,7 +133,7 @@ class LLGuidanceMatcher:
         """Return the tokens that may come next.
 
         Raises:
-            ValueError: The grammar has become too complex.
+            InvalidRequestError: The grammar is too complex.
         """
         # The library's mask has a word to spare.
         mask = self._matcher.compute_bitmask()[: self._vocabulary.num_bytes]
@@ -181,7 +182,21 @@ class LLGuidanceMatcher:
                 self._guard.push(self._vocabulary.tokens[token_id])
 
     def _fail(self) -> NoReturn:
-        raise ValueError(_first_line(self._matcher.get_error()))
+        message = _first_line(self._matcher.get_error())
+        if _LIMIT.search(message) or self._matcher.stop_reason() in _TOO_COMPLEX:
+            raise _invalid(f"structured_outputs is too complex to be followed: {message}.")
+        raise ValueError(message)
+
+
+def _first_error(matcher: llguidance.LLMatcher) -> str:
+    """Return what is wrong with a grammar: some of it shows only with the first mask or token."""
+    first = matcher.deep_copy()
+    if not first.is_error():
+        mask = int.from_bytes(first.compute_bitmask(), "little")
+        if not first.is_error() and not first.is_stopped():
+            first.consume_token((mask & -mask).bit_length() - 1)
+            first.compute_ff_tokens()
+    return first.get_error()
 
 
 def prepared(params: StructuredOutputsParams) -> StructuredOutputsParams:

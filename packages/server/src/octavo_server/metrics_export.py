@@ -27,7 +27,7 @@ _ENGINE = "0"
 
 
 class MetricsExporter:
-    """Writes the metrics of one server.
+    """Writes the metrics of one server. A thread may do that while the event loop counts.
 
     Args:
         context: The server.
@@ -109,7 +109,7 @@ def _serving_families(context: ServerContext, model: LoadedModel) -> Iterator[Me
 def _add_load(page: _Page, context: ServerContext) -> None:
     client = context.client
     # The last word of an engine that is gone says nothing about now.
-    stats = client.stats if client.state is EngineState.READY else SchedulerStats()
+    stats = SchedulerStats() if client.state is EngineState.DEAD else client.stats
     waiting = "num_requests_waiting"
     page.gauge("num_requests_running", "Requests that run.", stats.num_running)
     page.gauge(waiting, "Requests in line.", stats.num_waiting)
@@ -125,6 +125,7 @@ def _add_load(page: _Page, context: ServerContext) -> None:
     ):
         page.gauge("engine_sleep_state", "1 for each true state.", int(is_on), sleep_state=state)
     queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
+    page.counter("engine_restarts", "Engines that have crashed.", client.num_restarts)
     page.counter("num_preemptions", "Requests put back in line.", stats.num_preemptions)
     page.counter("prefix_cache_queries", "Tokens looked up in the prefix cache.", queries)
     page.counter("prefix_cache_hits", "Tokens found in the prefix cache.", hits)
@@ -140,9 +141,9 @@ def _add_totals(page: _Page, context: ServerContext) -> None:
         "prompt_tokens_cached", "Tokens of prompts found in a cache.", metrics.num_cached_tokens
     )
     page.counter("generation_tokens", "Tokens of answers.", metrics.num_generation_tokens)
-    for reason, count in metrics.finished.items():
+    for reason, count in list(metrics.finished.items()):
         page.counter("request_success", "Answers that have ended.", count, finished_reason=reason)
-    for reason, count in metrics.rejections.items():
+    for reason, count in list(metrics.rejections.items()):
         page.counter("admission_rejections", "Requests turned away.", count, reason=reason)
 
 
@@ -198,7 +199,7 @@ def _add_settings(page: _Page, context: ServerContext) -> None:
 
 
 def _add_http(page: _Page, context: ServerContext) -> None:
-    for (method, handler, status), count in context.http.requests.items():
+    for (method, handler, status), count in list(context.http.requests.items()):
         page.counter(
             "http_requests",
             "HTTP requests.",
@@ -207,7 +208,7 @@ def _add_http(page: _Page, context: ServerContext) -> None:
             handler=handler,
             status=f"{status // 100}xx",
         )
-    for (method, handler), values in context.http.durations.items():
+    for (method, handler), values in list(context.http.durations.items()):
         page.histogram(
             "http_request_duration_seconds",
             "From a request's header to the end of its answer.",

@@ -159,9 +159,9 @@ class _Choice:
     def _logprobs(
         self, logprobs: list[TokenLogprobs] | None, num_taken: int
     ) -> list[PositionLogprobs] | None:
-        if logprobs is None or self._params.logprobs is None:
+        num_top = self._params.num_logprobs
+        if logprobs is None or num_top is None:
             return None
-        num_top = self._params.logprobs
         return [to_position(self._tokenizer, entry, num_top) for entry in logprobs[:num_taken]]
 
 

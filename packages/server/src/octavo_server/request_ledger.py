@@ -36,9 +36,14 @@ class _Entry:
 
 
 class RequestLedger:
-    """The requests in flight of one front, in the order in which they came."""
+    """The requests in flight of one front, in the order in which they came.
+
+    Attributes:
+        num_waiting_tokens: Tokens of the prompts whose answers have not begun.
+    """
 
     def __init__(self) -> None:
+        self.num_waiting_tokens = 0
         self._entries: dict[str, _Entry] = {}
 
     def __len__(self) -> int:
@@ -55,11 +60,14 @@ class RequestLedger:
         """
         entry = self._entries[request.request_id] = _Entry(request)
         entry.is_sent = is_sent
+        self.num_waiting_tokens += len(request.prompt_token_ids)
 
     def remove(self, request_ids: Iterable[str]) -> None:
         """Forget requests whose answers nobody waits for. Unknown ids are ignored."""
         for request_id in request_ids:
-            self._entries.pop(request_id, None)
+            entry = self._entries.pop(request_id, None)
+            if entry is not None and not entry.token_ids:
+                self.num_waiting_tokens -= len(entry.request.prompt_token_ids)
 
     def note(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """Take note of a step's tokens, and forget what they end."""
@@ -68,8 +76,12 @@ class RequestLedger:
             entry = entries.get(output.request_id)
             if entry is None:
                 continue
+            had_begun = bool(entry.token_ids)
             entry.token_ids += output.new_token_ids
-            if output.finish_reason is not None:
+            has_ended = output.finish_reason is not None
+            if not had_begun and (entry.token_ids or has_ended):
+                self.num_waiting_tokens -= len(entry.request.prompt_token_ids)
+            if has_ended:
                 del entries[output.request_id]
 
     def note_crash(self) -> list[str]:

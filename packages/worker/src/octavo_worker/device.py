@@ -111,7 +111,7 @@ def resolve_weight_form(
             )
         return WeightForm(dtype)
     if wanted == "none":
-        return WeightForm(dtype)
+        return WeightForm(dtype, for_cpu_kernels=dtype == torch.float32)
     dense_dtype = None if config.model.dtype == "auto" else dtype
     return WeightForm(torch.float32, wanted, dense_dtype)
 

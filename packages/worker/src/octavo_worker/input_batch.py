@@ -33,6 +33,7 @@ class InputBatch:
         num_logprobs: ``[max_num_seqs]`` int32, alternatives to report; -1 for no logprobs.
         num_prompt_logprobs: The same for the tokens of a prompt that is computed the first
             time; one that comes back with tokens of an answer was reported on before.
+        logprob_token_ids: By slot, the tokens to report in place of the likeliest ones.
         rules: Penalties, biases, and tokens that are allowed or forbidden.
     """
 
@@ -52,6 +53,7 @@ class InputBatch:
         self.seeds = np.zeros(max_num_seqs, np.int64)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
         self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int32)
+        self.logprob_token_ids: dict[int, NDArray[np.int64]] = {}
         self.rules = LogitsRules(max_num_seqs)
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
@@ -85,6 +87,7 @@ class InputBatch:
         self.rules.clear(slot)
         self.num_tokens[slot] = 0
         self.num_prompt_logprobs[slot] = -1
+        self.logprob_token_ids.pop(slot, None)
         self.num_blocks[slot] = 0
 
     def _add(self, request: NewRequestData) -> None:
@@ -117,7 +120,9 @@ class InputBatch:
         self.min_p[slot] = params.min_p
         seed = params.seed
         self.seeds[slot] = secrets.randbits(SEED_BITS) if seed is None else seed
-        self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self.num_logprobs[slot] = -1 if params.num_logprobs is None else params.num_logprobs
+        if params.logprob_token_ids is not None:
+            self.logprob_token_ids[slot] = np.array(params.logprob_token_ids, np.int64)
 
 
 def _widen(table: NDArray[Any], columns: int) -> NDArray[Any]:

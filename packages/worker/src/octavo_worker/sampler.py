@@ -16,7 +16,7 @@ from octavo_kernels import (
     sample,
 )
 from octavo_worker.input_batch import InputBatch
-from octavo_worker.token_logprobs import token_logprobs
+from octavo_worker.token_logprobs import token_logprobs, with_tokens
 
 
 def sample_rows(
@@ -88,5 +88,13 @@ def _token_logprobs(
     counts = batch.num_logprobs[slots]
     wanted = np.flatnonzero(counts >= 0)
     rows = torch.from_numpy(wanted).to(logits.device)
-    reports = token_logprobs(logits[rows], token_ids[rows], counts[wanted].tolist())
-    return dict(zip(wanted.tolist(), reports, strict=True))
+    chosen_ids = [batch.logprob_token_ids.get(slot) for slot in slots[wanted].tolist()]
+    num_top = [
+        0 if ids is not None else count
+        for ids, count in zip(chosen_ids, counts[wanted].tolist(), strict=True)
+    ]
+    reports = token_logprobs(logits[rows], token_ids[rows], num_top)
+    return {
+        row: report if ids is None else with_tokens(report, logits[row], ids)
+        for row, report, ids in zip(wanted.tolist(), reports, chosen_ids, strict=True)
+    }

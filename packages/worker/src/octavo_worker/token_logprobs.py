@@ -42,6 +42,25 @@ def token_logprobs(
     ]
 
 
+def with_tokens(
+    report: TokenLogprobs, logits: Tensor, token_ids: NDArray[np.int64]
+) -> TokenLogprobs:
+    """Add tokens that a request has named to a report on the sampled one alone.
+
+    Args:
+        logits: ``[vocab_size]`` float32, of the same row.
+        token_ids: ``[num_tokens]``, within the vocabulary.
+    """
+    # What the softmax divides by is known from the sampled token.
+    log_total = logits[report.token_ids[0]] - report.logprobs[0]
+    values = logits[torch.from_numpy(token_ids).to(logits.device)] - log_total
+    return TokenLogprobs(
+        [report.token_ids[0], *token_ids.tolist()],
+        [report.logprobs[0], *values.clamp_(min=MIN_LOGPROB).tolist()],
+        report.rank,
+    )
+
+
 def prompt_logprobs(
     hidden: Tensor,
     compute_logits: Callable[[Tensor], Tensor],

@@ -34,7 +34,7 @@ class ErrorAnswer(Answer):
 class HealthAnswer(Answer):
     """Whether requests are served, and how far the start-up is."""
 
-    status: Literal["ok", "loading", "shutting_down", "sleeping", "dead"]
+    status: Literal["ok", "loading", "restarting", "shutting_down", "sleeping", "dead"]
     stage: str
     progress: float | None
 
@@ -130,3 +130,119 @@ class ChatCompletionAnswer(Answer):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+
+
+class InputTokensDetails(Answer):
+    """How many tokens of the prompt were in the cache."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(Answer):
+    """How many tokens of the answer were reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Answer):
+    """Counts of tokens, as the Responses API names them."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseAnswer(Answer):
+    """Answer of ``POST /v1/responses``."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    error: dict[str, Any] | None
+    output: list[dict[str, Any]]
+    usage: ResponseUsage | None
+
+
+class DeletedResponse(Answer):
+    """Answer of ``DELETE /v1/responses/{id}``."""
+
+    id: str
+    object: Literal["response.deleted"]
+    deleted: bool
+
+
+class ItemList(Answer):
+    """Items of a conversation."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ResponseTokenCount(Answer):
+    """Answer of ``POST /v1/responses/input_tokens``."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class MessageUsage(Answer):
+    """Counts of tokens, as Anthropic's API names them."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+
+
+class MessageAnswer(Answer):
+    """Answer of ``POST /v1/messages``."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(Answer):
+    """Answer of ``POST /v1/messages/count_tokens``."""
+
+    input_tokens: int
+
+
+class MessageErrorBody(Answer):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class MessageErrorAnswer(Answer):
+    """Any answer of Anthropic's API with a status of 400 and above."""
+
+    type: Literal["error"]
+    error: MessageErrorBody
+
+
+class TokenizeAnswer(Answer):
+    """Answer of ``POST /tokenize``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str | None] | None
+
+
+class DetokenizeAnswer(Answer):
+    """Answer of ``POST /detokenize``."""
+
+    prompt: str

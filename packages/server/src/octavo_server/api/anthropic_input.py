@@ -56,6 +56,7 @@ def to_conversation(body: CountTokensRequest, model: LoadedModel) -> Conversatio
         tool_use=_tool_use(body),
         template_options=body.chat_template_kwargs or {},
         reasoning_effort=_effort(body),
+        shows_reasoning=body.thinking is None or body.thinking.display != "omitted",
         prefill=prefill,
         request_options=options,
     )

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo_server.api.answers import MessageAnswer, TokenCount
 from octavo_server.api.anthropic_input import to_conversation
 from octavo_server.api.anthropic_output import MessageWriter
 from octavo_server.api.anthropic_protocol import CountTokensRequest, MessagesRequest
@@ -16,12 +17,13 @@ from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.conversation import PreparedConversation, prepare
 from octavo_server.api.errors import json_response
 from octavo_server.api.generation import new_request_id
+from octavo_server.api.openapi import documented
 from octavo_server.api.respond import respond
 
 router = APIRouter()
 
 
-@router.post("/v1/messages")
+@router.post("/v1/messages", **documented(body=MessagesRequest, answer=MessageAnswer, streams=True))
 async def create_message(request: Request) -> Response:
     """Answer a conversation."""
     body = await parse_body(request, MessagesRequest)
@@ -30,10 +32,17 @@ async def create_message(request: Request) -> Response:
     message_id = new_request_id("msg")
     prepared = await asyncio.to_thread(_prepare, body, model, message_id)
     writer = MessageWriter(message_id, prepared, body.max_tokens)
-    return await respond(request, message_id, prepared.requests, writer, stream=bool(body.stream))
+    return await respond(
+        request,
+        message_id,
+        prepared.requests,
+        writer,
+        stream=bool(body.stream),
+        constraint_field=prepared.constraint_field("output_config.format"),
+    )
 
 
-@router.post("/v1/messages/count_tokens")
+@router.post("/v1/messages/count_tokens", **documented(body=CountTokensRequest, answer=TokenCount))
 async def count_tokens(request: Request) -> Response:
     """Tell how many tokens a prompt has."""
     body = await parse_body(request, CountTokensRequest)

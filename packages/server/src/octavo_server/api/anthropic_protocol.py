@@ -163,7 +163,8 @@ class AnthropicToolChoice(StrictModel):
 class Thinking(StrictModel):
     """Whether the model should think before it answers."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    display: Literal["summarized", "omitted"] | None = None
     budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
 
 

@@ -16,6 +16,7 @@ from octavo_server.api import (
     openapi,
     operator,
     responses,
+    tokenize,
 )
 from octavo_server.api.auth import KeyCheck
 from octavo_server.api.context import ServerContext
@@ -25,6 +26,7 @@ from octavo_server.api.gate import AvailabilityGate
 from octavo_server.api.header_limit import HeaderLimit
 from octavo_server.api.request_id import RequestIdEcho
 from octavo_server.api.request_log import RequestLog
+from octavo_server.api.trace_context import TraceContext
 from octavo_server.keys import KeyRing
 from octavo_server.logging_setup import access_logger
 
@@ -41,7 +43,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.state.context = context
     for module in (
         *(health, metrics_route, openapi, models),
-        *(completions, chat_completions, anthropic_messages, responses),
+        *(completions, chat_completions, responses, anthropic_messages, tokenize),
     ):
         app.include_router(module.router)
     is_open = context.config.access.enable_operator_routes
@@ -63,6 +65,8 @@ def guard_app(app: ASGIApp, context: ServerContext, keys: KeyRing | None) -> ASG
     """
     if keys is not None:
         app = KeyCheck(app, keys)
+    if context.client.metrics.tracer is not None:
+        app = TraceContext(app)
     app = HeaderLimit(app, context.config.limits.max_request_headers)
     app = allow_origins(app, context.config.access)
     log = access_logger() if context.config.observability.access_log else None

@@ -76,6 +76,6 @@ def _unauthorized() -> _Unauthorized:
 
 class _Unauthorized(ApiError):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = self.response()
+        response = self.response(scope["path"])
         response.headers["WWW-Authenticate"] = "Bearer"
         await response(scope, receive, send)

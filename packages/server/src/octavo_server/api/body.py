@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from octavo_core.errors import InvalidRequestError
 from octavo_server.api.context import ServerContext, context_of
+from octavo_server.api.deadline import note_timeout
 from octavo_server.api.errors import ApiError
 from octavo_server.api.gate import shutting_down
 
@@ -29,8 +30,6 @@ _INLINE_BYTES = 64 * 1024
 # sending does not see the answer.
 _MAX_DISCARDED = 4
 _MAX_SHOWN_VALUE = 80
-# Seconds for a whole body. 16 MiB in it are 140 KB/s; who sends less holds a place for nothing.
-BODY_TIMEOUT = 120.0
 
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NO_FIELD = re.compile(r"<[a-z_ ]+>|\[key\]")
@@ -57,8 +56,11 @@ async def parse_body(request: Request, model: type[Model]) -> Model:
         raise ApiError(415, f"the body has Content-Encoding {encoding!r}; send it uncompressed")
     body = await _unless_draining(context_of(request), _read_body(request))
     if len(body) <= _INLINE_BYTES:
-        return _validate(decode_json(body), model)
-    return await asyncio.to_thread(lambda: _validate(decode_json(body), model))
+        checked = _validate(decode_json(body), model)
+    else:
+        checked = await asyncio.to_thread(lambda: _validate(decode_json(body), model))
+    note_timeout(request, checked)
+    return checked
 
 
 def decode_json(data: bytes) -> Any:
@@ -100,19 +102,13 @@ async def _unless_draining(context: ServerContext, reading: Awaitable[bytes]) ->
     task = asyncio.ensure_future(reading)
     watcher = asyncio.ensure_future(context.drain.wait())
     try:
-        await asyncio.wait(
-            {task, watcher}, timeout=BODY_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise shutting_down() if watcher.done() else _too_slow()
+            raise shutting_down()
         return task.result()
     finally:
         watcher.cancel()
         task.cancel()
-
-
-def _too_slow() -> ApiError:
-    return ApiError(408, f"the body was not complete after {BODY_TIMEOUT:g} seconds")
 
 
 async def _read_body(request: Request) -> bytes:

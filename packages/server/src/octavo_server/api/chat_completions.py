@@ -93,10 +93,11 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
-        constraint_field=constraint_field(body),
+        constraint_field=prepared.constraint_field(constraint_field(body)),
         format=chat_format,
         extra=extra,
         prompt_logprobs=body.prompt_logprobs,
+        include_timing=bool(body.include_timing),
         usage_details=chat_format.usage_details,
     )
 

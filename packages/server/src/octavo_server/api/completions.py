@@ -88,6 +88,7 @@ def _prepare(body: CompletionRequest, model: LoadedModel) -> Job:
         constraint_field=constraint_field(body),
         format=_CompletionFormat(body, model.tokenizer, requests, params.n),
         drop_answer=body.max_tokens == 0,
+        include_timing=bool(body.include_timing),
     )
 
 

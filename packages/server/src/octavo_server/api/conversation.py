@@ -99,7 +99,9 @@ class PreparedConversation:
         answer_format = self.model.answer_format
         tool_use = conversation.tool_use
         think = answer_format.think_parser
-        if tool_use.is_forced and not self.is_reasoning:
+        has_constraint = self.requests[0].sampling_params.structured_outputs is not None
+        if has_constraint and not self.is_reasoning:
+            # The constraint begins with the first token, and allows no reasoning.
             think = None
         return AnswerParser(
             None if think is None else think(is_open=self.is_reasoning),
@@ -117,6 +119,14 @@ class PreparedConversation:
     def skip_special_tokens(self) -> bool:
         """Whether the answer's text goes without control tokens."""
         return self.requests[0].sampling_params.skip_special_tokens
+
+    def constraint_field(self, own: str) -> str:
+        """Return the field that the constraint comes from.
+
+        Args:
+            own: Where the API has a constraint on the text.
+        """
+        return "tools" if self.conversation.tool_use.is_forced else own
 
     def finish_reason(self, reason: str | None, num_calls: int) -> str | None:
         """Return the reason in OpenAI's words, given what was found in the answer.
@@ -147,8 +157,15 @@ def prepare(
     is_reasoning = model.answer_format.is_open(
         model.tokenizer.decode(end, skip_special_tokens=False)
     )
+    think = model.answer_format.think_parser
+    # What the prompt has begun comes to its end first, free of any constraint.
+    after = think.closing if think is not None and is_reasoning else None
+    constraint = params.structured_outputs
     if tool_use.is_forced:
-        constraint = _constraint(model, tool_use, is_reasoning)
+        constraint = _forced(tool_use, after)
+    elif constraint is not None:
+        constraint = msgspec.structs.replace(constraint, after=after)
+    if constraint is not None:
         requests = [_with_constraint(request, constraint) for request in requests]
     return PreparedConversation(model, conversation, requests, is_reasoning)
 
@@ -254,16 +271,10 @@ def _needs_special_tokens(model: LoadedModel, tool_use: ToolUse) -> bool:
     return any(parser is not None and parser.needs_special_tokens for parser in parsers)
 
 
-def _constraint(
-    model: LoadedModel, tool_use: ToolUse, is_reasoning: bool
-) -> StructuredOutputsParams:
-    think = model.answer_format.think_parser
-    reasoning_end = think.closing if think is not None and is_reasoning else None
+def _forced(tool_use: ToolUse, after: str | None) -> StructuredOutputsParams:
     if tool_use.mode == "named":
-        return forced_arguments(tool_use.schemas()[0], reasoning_end)
-    return forced_calls(
-        tool_use.schemas(), is_parallel=tool_use.is_parallel, reasoning_end=reasoning_end
-    )
+        return forced_arguments(tool_use.schemas()[0], after)
+    return forced_calls(tool_use.schemas(), is_parallel=tool_use.is_parallel, after=after)
 
 
 def _with_constraint(

@@ -8,7 +8,10 @@ from starlette.types import ASGIApp
 from octavo_core.config import AccessConfig
 
 # What a page may read beside the answer itself.
-EXPOSED_HEADERS = ("Retry-After", "X-Request-Id")
+EXPOSED_HEADERS = (
+    *("Retry-After", "X-Request-Id", "Server-Timing"),
+    *("X-Octavo-Preemptions", "X-Octavo-Cached-Tokens"),
+)
 _PREFLIGHT_SECONDS = 600
 
 

@@ -24,6 +24,7 @@ from octavo_server.api.errors import ApiError
 from octavo_server.api.logprobs import prompt_logprobs
 from octavo_server.api.respond import respond
 from octavo_server.api.sse import DONE, event
+from octavo_server.api.timing import Timing
 from octavo_server.api.usage import UsageCounter
 from octavo_server.position_logprobs import to_prompt_positions
 from octavo_server.request_output import CompletionOutput, OutputAccumulator, OutputDelta
@@ -69,6 +70,7 @@ class Job:
         prompt_logprobs: How many alternatives a top-level field of that name has for each
             token of the prompt; None for no such field.
         drop_answer: What the engine answers is of no interest, only the prompt is.
+        include_timing: The answer tells how long its parts took.
     """
 
     request_id: str
@@ -83,6 +85,7 @@ class Job:
     usage_details: Callable[[], dict[str, Any]] = dict
     prompt_logprobs: int | None = None
     drop_answer: bool = False
+    include_timing: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def usage_counter(self) -> UsageCounter:
@@ -133,14 +136,31 @@ async def answer(request: Request, job: Job) -> Response:
         writer,
         stream=job.stream,
         constraint_field=job.constraint_field,
+        choices_per_prompt=job.choices_per_prompt,
+        note_timing=writer.note_timing,
     )
 
 
-class _WholeWriter:
-    """Puts a whole answer together."""
+class _TimedWriter:
+    """What the two writers have in common: the field ``timing``."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._timing: Timing | None = None
+
+    def note_timing(self, timing: Timing) -> None:
+        if self._job.include_timing:
+            self._timing = timing
+
+    def timing_field(self) -> dict[str, Any]:
+        return {} if self._timing is None else {"timing": self._timing.field()}
+
+
+class _WholeWriter(_TimedWriter):
+    """Puts a whole answer together."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
         self._counter = job.usage_counter()
         self._accumulator = OutputAccumulator(job.request_id, None, [], len(job.requests))
 
@@ -171,14 +191,15 @@ class _WholeWriter:
             "usage": self._counter.usage() | job.usage_details(),
             **job.extra,
             **about_prompt,
+            **self.timing_field(),
         }
 
 
-class _ChunkWriter:
+class _ChunkWriter(_TimedWriter):
     """Writes the chunks of a stream."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        super().__init__(job)
         self._counter = job.usage_counter()
         self._head = job.head(job.format.chunk_object)
         # A stream that ends with the usage says null before, so that each chunk has the field.
@@ -201,10 +222,10 @@ class _ChunkWriter:
         return b"".join(written)
 
     def end(self) -> bytes:
-        if not self._job.include_usage:
-            return DONE
-        usage = self._counter.usage() | self._job.usage_details()
-        return event({**self._head, "choices": [], "usage": usage}) + DONE
+        last = self.timing_field()
+        if self._job.include_usage:
+            last["usage"] = self._counter.usage() | self._job.usage_details()
+        return (event({**self._head, "choices": [], **last}) if last else b"") + DONE
 
     def fail(self, error: ApiError) -> bytes:
         return event(error.body()) + DONE

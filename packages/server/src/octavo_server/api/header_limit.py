@@ -28,6 +28,6 @@ class HeaderLimit:
                 f"the header has {len(scope['headers'])} lines; the limit is {self._limit} "
                 f"(--max-request-headers)",
             )
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)

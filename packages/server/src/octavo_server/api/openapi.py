@@ -13,7 +13,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.api.answers import ErrorAnswer
+from octavo_server.api.answers import ErrorAnswer, MessageErrorAnswer
+from octavo_server.api.anthropic_errors import is_anthropic_path
 from octavo_server.api.errors import json_response
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def build_openapi(app: FastAPI, context: ServerContext) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         operations.pop("head", None)
         for method, operation in operations.items():
-            _finish(operation, f"{method}_{_slug(path)}")
+            error = MessageErrorAnswer if is_anthropic_path(path) else ErrorAnswer
+            _finish(operation, f"{method}_{_slug(path)}", error)
             if has_keys and path in _OPEN_PATHS:
                 operation["security"] = []
     components = document.setdefault("components", {})
@@ -120,14 +122,14 @@ def build_openapi(app: FastAPI, context: ServerContext) -> dict[str, Any]:
 _DESCRIPTION = "OpenAI's shape, with vLLM's names where it has more."
 
 
-def _finish(operation: dict[str, Any], operation_id: str) -> None:
+def _finish(operation: dict[str, Any], operation_id: str, error: type[BaseModel]) -> None:
     operation["operationId"] = operation_id
     responses = operation["responses"]
     responses.pop("422", None)
     for status, words in (("4XX", "The request can't be served"), ("5XX", "The server can't")):
         responses[status] = {
             "description": words,
-            "content": {"application/json": {"schema": _reference(ErrorAnswer)}},
+            "content": {"application/json": {"schema": _reference(error)}},
         }
 
 
@@ -148,13 +150,20 @@ def _plain(schema: Any) -> Any:
     """Rewrite what is right for pydantic and not for others.
 
     A union whose branch is chosen by a function is written as ``oneOf``, though 1 is an integer
-    as well as a number.
+    as well as a number. Defaults are values in Python: null for not given, or text for JSON that
+    is kept as it came.
     """
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {("anyOf" if key == "oneOf" else key): _plain(value) for key, value in schema.items()}
+    plain = {}
+    for key, value in schema.items():
+        if key == "properties":
+            plain[key] = {name: _plain(field) for name, field in value.items()}
+        elif key != "default":
+            plain["anyOf" if key == "oneOf" else key] = _plain(value)
+    return plain
 
 
 def _slug(path: str) -> str:

@@ -30,6 +30,7 @@ from octavo_core.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIAS_IDS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_REPETITION_PENALTY,
@@ -52,6 +53,7 @@ MAX_TOOLS = 512
 MAX_TEMPLATE_OPTIONS = 64
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
+MAX_TIMEOUT = 7 * 86400  # seconds
 
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
@@ -129,6 +131,11 @@ TemplateOption = Annotated[
     | Annotated[Number, Tag("<float>")]
     | Annotated[str, Field(max_length=MAX_NAME_CHARS), Tag("<str>")],
     _one_of(_form_of_option, "a string, a number, a boolean or null"),
+]
+
+TemplateOptions = Annotated[
+    dict[Annotated[str, Field(max_length=64)], TemplateOption | None],
+    Field(max_length=MAX_TEMPLATE_OPTIONS),
 ]
 
 # Fields of OpenAI's and vLLM's APIs to the values that ask for nothing.
@@ -275,11 +282,16 @@ class GenerationRequest(StrictModel):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprob_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)] | None
+    ) = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    include_timing: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     user: Name | None = None
     safety_identifier: Name | None = None
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchemaOrText | None = None
@@ -506,13 +518,7 @@ class ChatCompletionRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], TemplateOption | None],
-            Field(max_length=MAX_TEMPLATE_OPTIONS),
-        ]
-        | None
-    ) = None
+    chat_template_kwargs: TemplateOptions | None = None
 
     @model_validator(mode="after")
     def check_logprobs(self) -> ChatCompletionRequest:
@@ -569,3 +575,36 @@ class _InvalidField(InvalidRequestError, ValueError):
 
     def __init__(self, message: str, field: str) -> None:
         InvalidRequestError.__init__(self, message, field=field)
+
+
+class TokenizeRequest(StrictModel):
+    """Body of ``POST /tokenize``: a prompt, or messages."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = (
+        None
+    )
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+    @model_validator(mode="after")
+    def check_form(self) -> TokenizeRequest:
+        """Refuse bodies with both or neither, and what would do nothing for messages."""
+        if (self.prompt is None) == (self.messages is None):
+            raise _InvalidField("give either prompt or messages", "prompt")
+        if self.messages is not None and self.add_special_tokens:
+            raise _InvalidField(
+                "add_special_tokens is true; a chat template writes them itself",
+                "add_special_tokens",
+            )
+        return self
+
+
+class DetokenizeRequest(StrictModel):
+    """Body of ``POST /detokenize``."""
+
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS)]

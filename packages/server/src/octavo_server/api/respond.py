@@ -7,7 +7,7 @@ event.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -15,9 +15,11 @@ from starlette.responses import Response
 
 from octavo_core.wire import EngineCoreRequest
 from octavo_server.api.context import context_of
+from octavo_server.api.deadline import with_deadline
 from octavo_server.api.errors import ApiError, json_response, to_api_error
 from octavo_server.api.sse import EventStream, until_disconnect
 from octavo_server.api.structured_outputs import check_grammars
+from octavo_server.api.timing import Timing, timing_of
 from octavo_server.engine_client import Generation
 from octavo_server.request_output import OutputDelta
 
@@ -54,12 +56,16 @@ async def respond(
     *,
     stream: bool,
     constraint_field: str = "structured_outputs",
+    choices_per_prompt: int = 1,
+    note_timing: Callable[[Timing], None] | None = None,
 ) -> Response:
     """Run `requests` as the choices of one answer.
 
     Args:
         request_id: The answer's id.
         constraint_field: What the request calls its constraint, if it has one.
+        choices_per_prompt: How many choices follow each other that have one prompt.
+        note_timing: Called once the last token is there, before the writer's `end`.
 
     Raises:
         OctavoError: The engine refused the request, or failed.
@@ -70,20 +76,32 @@ async def respond(
     checked = await until_disconnect(
         request.receive, check_grammars(context.grammar_checker, requests, constraint_field)
     )
-    generation = context.client.generate(request_id, checked)
+    generation = context.client.generate(request_id, with_deadline(request, checked))
+
+    def at_end() -> Timing:
+        timing = timing_of(generation.progress, choices_per_prompt)
+        if note_timing is not None:
+            note_timing(timing)
+        return timing
+
     try:
         if not stream:
-            content = await until_disconnect(request.receive, collect_answer(generation, writer))
-            return json_response(content, headers=headers)
+            content, timing = await until_disconnect(
+                request.receive, collect_answer(generation, writer, at_end)
+            )
+            return json_response(content, headers=headers | timing.headers())
         first = await until_disconnect(request.receive, first_deltas(generation))
     except BaseException:
         generation.close()
         raise
-    return EventStream(answer_events(first, generation, writer), generation.close, headers)
+    events = answer_events(first, generation, writer, at_end)
+    return EventStream(events, generation.close, headers)
 
 
-async def collect_answer(generation: Generation, writer: AnswerWriter) -> dict[str, Any]:
-    """Return the whole answer.
+async def collect_answer(
+    generation: Generation, writer: AnswerWriter, at_end: Callable[[], Timing]
+) -> tuple[dict[str, Any], Timing]:
+    """Return the whole answer, and how long it took.
 
     Raises:
         OctavoError: The engine failed.
@@ -92,8 +110,9 @@ async def collect_answer(generation: Generation, writer: AnswerWriter) -> dict[s
     async for deltas in generation:
         raise_errors(deltas)
         await writer.step(deltas)
+    timing = at_end()
     writer.end()
-    return await writer.result()
+    return await writer.result(), timing
 
 
 async def first_deltas(generation: Generation) -> list[OutputDelta]:
@@ -108,7 +127,10 @@ async def first_deltas(generation: Generation) -> list[OutputDelta]:
 
 
 async def answer_events(
-    first: list[OutputDelta], generation: Generation, writer: AnswerWriter
+    first: list[OutputDelta],
+    generation: Generation,
+    writer: AnswerWriter,
+    at_end: Callable[[], Timing],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of an answer, each step's in one piece."""
     try:
@@ -121,6 +143,7 @@ async def answer_events(
                 yield data
             data = b""
             deltas = await anext(generation, [])
+        at_end()
         yield data + writer.end()
     except Exception as error:
         # The status has gone out as 200; the stream itself has to say it.

@@ -14,10 +14,19 @@ from starlette.responses import Response
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.wire import EngineCoreRequest
+from octavo_server.api.answers import (
+    DeletedResponse,
+    ItemList,
+    ResponseAnswer,
+    ResponseTokenCount,
+)
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import LoadedModel, ServerContext, context_of
 from octavo_server.api.conversation import PreparedConversation, prepare
+from octavo_server.api.deadline import with_deadline
 from octavo_server.api.errors import ApiError, json_response, to_api_error
+from octavo_server.api.openapi import documented, query_parameter
+from octavo_server.api.protocol import MAX_NAME_CHARS
 from octavo_server.api.respond import raise_errors, respond
 from octavo_server.api.responses_input import new_item_id, to_conversation, to_items
 from octavo_server.api.responses_output import ResponseWriter
@@ -31,12 +40,14 @@ logger = logging.getLogger(__name__)
 
 router = APIRouter()
 
-_CONSTRAINT_FIELD = "text.format"
+_ONE = "/v1/responses/{response_id}"
 _MAX_PAGE = 100
 _DEFAULT_PAGE = 20
 
 
-@router.post("/v1/responses")
+@router.post(
+    "/v1/responses", **documented(body=ResponsesRequest, answer=ResponseAnswer, streams=True)
+)
 async def create_response(request: Request) -> Response:
     """Answer a conversation, and keep the answer."""
     body = await parse_body(request, ResponsesRequest)
@@ -48,6 +59,7 @@ async def create_response(request: Request) -> Response:
     items = to_items(body)
     response_id = new_item_id("resp")
     prepared = await asyncio.to_thread(_prepare, body, [*history, *items], model, response_id)
+    field = prepared.constraint_field("text.format")
     log = EventLog() if body.background else None
     writer = ResponseWriter(
         response_id,
@@ -65,16 +77,20 @@ async def create_response(request: Request) -> Response:
             prepared.requests,
             writer,
             stream=bool(body.stream),
-            constraint_field=_CONSTRAINT_FIELD,
+            constraint_field=field,
         )
-    requests = await check_grammars(context.grammar_checker, prepared.requests, _CONSTRAINT_FIELD)
+    requests = await check_grammars(context.grammar_checker, prepared.requests, field)
+    requests = with_deadline(request, requests)
     _start_in_background(context, response_id, requests, writer, stored)
     if body.stream:
         return _event_stream(log, 0, response_id)
     return json_response(writer.whole(), headers={"X-Request-Id": response_id})
 
 
-@router.post("/v1/responses/input_tokens")
+@router.post(
+    "/v1/responses/input_tokens",
+    **documented(body=ResponsesRequest, answer=ResponseTokenCount),
+)
 async def count_input_tokens(request: Request) -> Response:
     """Tell how many tokens a prompt has."""
     body = await parse_body(request, ResponsesRequest)
@@ -88,7 +104,17 @@ async def count_input_tokens(request: Request) -> Response:
     )
 
 
-@router.get("/v1/responses/{response_id}")
+@router.get(
+    _ONE,
+    **documented(
+        answer=ResponseAnswer,
+        streams=True,
+        parameters=[
+            query_parameter("stream", {"type": "boolean"}),
+            query_parameter("starting_after", {"type": "integer", "minimum": -1}),
+        ],
+    ),
+)
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a response, or follow the events of one that is computed in the background."""
     stored = _stored(request, response_id)
@@ -103,7 +129,7 @@ async def get_response(request: Request, response_id: str) -> Response:
     return _event_stream(stored.log, after + 1, response_id)
 
 
-@router.delete("/v1/responses/{response_id}")
+@router.delete(_ONE, **documented(answer=DeletedResponse))
 async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response, and end its computation."""
     stored = _stored(request, response_id)
@@ -113,7 +139,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
     return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
 
 
-@router.post("/v1/responses/{response_id}/cancel")
+@router.post(f"{_ONE}/cancel", **documented(answer=ResponseAnswer))
 async def cancel_response(request: Request, response_id: str) -> Response:
     """End the computation of a response in the background."""
     stored = _stored(request, response_id)
@@ -130,7 +156,17 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     return json_response(stored.read())
 
 
-@router.get("/v1/responses/{response_id}/input_items")
+@router.get(
+    f"{_ONE}/input_items",
+    **documented(
+        answer=ItemList,
+        parameters=[
+            query_parameter("limit", {"type": "integer", "minimum": 1, "maximum": _MAX_PAGE}),
+            query_parameter("order", {"type": "string", "enum": ["asc", "desc"]}),
+            query_parameter("after", {"type": "string", "maxLength": MAX_NAME_CHARS}),
+        ],
+    ),
+)
 async def list_input_items(request: Request, response_id: str) -> Response:
     """List what a response was the answer to, the latest first unless asked otherwise."""
     stored = _stored(request, response_id)

@@ -89,7 +89,7 @@ class ResponseWriter:
 
     def end(self) -> bytes:
         """Close the response, complete or cut off or cancelled."""
-        if self._finish_reason is None:
+        if self._finish_reason in (None, "abort"):
             self.status = "cancelled"
         elif self._finish_reason == "length":
             self.status = "incomplete"

@@ -49,7 +49,8 @@ def to_sampling_params(
     return SamplingParams(
         **values,
         max_tokens=max_tokens,
-        logprobs=logprobs,
+        # A chat's `logprobs: true` without a number means as many as there are ids.
+        logprobs=None if body.logprob_token_ids and not logprobs else logprobs,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=_logit_bias(body.logit_bias),
@@ -58,6 +59,9 @@ def to_sampling_params(
         ),
         bad_words=tuple(body.bad_words or ()),
         prompt_logprobs=_prompt_logprobs(body),
+        logprob_token_ids=(
+            None if body.logprob_token_ids is None else tuple(body.logprob_token_ids)
+        ),
         structured_outputs=to_structured_outputs(body),
     )
 

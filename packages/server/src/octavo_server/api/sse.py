@@ -15,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+# Clients skip comments; proxies see that the connection is alive.
+KEEP_ALIVE = b": keep-alive\n\n"
 
 _encoder = msgspec.json.Encoder()
 
@@ -78,6 +80,8 @@ class EventStream(Response):
     ) -> None:
         self._events = events
         self._close = close
+        self._is_idle = False
+        self._num_sent = 0
         self.status_code = 200
         self.background = None
         # Proxies must pass events on at once.
@@ -87,15 +91,16 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
+        interval = scope["app"].state.context.config.server.sse_keep_alive_interval
         try:
-            await until_disconnect(receive, self._send_all(send))
+            await until_disconnect(receive, self._send_all(send, interval))
         except ClientDisconnect:
             logger.debug("A client left its stream")
         finally:
             self._close()
             await self._events.aclose()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, interval: float) -> None:
         await send(
             {
                 "type": "http.response.start",
@@ -103,6 +108,27 @@ class EventStream(Response):
                 "headers": self.raw_headers,
             }
         )
-        async for data in self._events:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        keeper = asyncio.create_task(self._keep_alive(send, interval)) if interval else None
+        try:
+            self._is_idle = True
+            async for data in self._events:
+                self._is_idle = False
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                self._num_sent += 1
+                self._is_idle = True
+        finally:
+            if keeper is not None:
+                keeper.cancel()
+                await asyncio.wait({keeper})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_alive(self, send: Send, interval: float) -> None:
+        """Send a comment whenever nothing was sent for `interval` seconds.
+
+        A task beside the stream, since a time-out around each event would cost 20 us a token.
+        """
+        while True:
+            num_sent = self._num_sent
+            await asyncio.sleep(interval)
+            if self._is_idle and num_sent == self._num_sent:
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})

@@ -17,6 +17,7 @@ from octavo_server.cli.vllm_flags import explain_flag, split_needless
 COMMANDS = {
     "serve": "start an OpenAI-compatible server",
     "chat": "chat with a model in the terminal",
+    "run-batch": "answer a file of requests",
     "plan": "say what of a model fits on a device",
     "simulate": "replay a trace through the scheduler on a device that need not be there",
     "doctor": "say what this machine is, and what is not yet compiled",
@@ -61,7 +62,7 @@ def run_command(arguments: Sequence[str]) -> int:
     for note in notes:
         print(f"{chosen.prog}: note: {note}", file=sys.stderr)
     try:
-        return int(importlib.import_module(f"octavo_server.cli.{args.command}").run(args))
+        return int(_module(args.command).run(args))
     except OctavoError as error:
         print(f"{chosen.prog}: error: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
@@ -84,9 +85,12 @@ def build_parser(
     for name, line in COMMANDS.items():
         subparsers[name] = actions.add_parser(name, help=line, description=_sentence(line))
         if name == command:
-            module = importlib.import_module(f"octavo_server.cli.{name}")
-            module.add_arguments(subparsers[name])
+            _module(name).add_arguments(subparsers[name])
     return parser, subparsers
+
+
+def _module(command: str) -> Any:
+    return importlib.import_module(f"octavo_server.cli.{command.replace('-', '_')}")
 
 
 def _sentence(line: str) -> str:

@@ -21,6 +21,7 @@ ALWAYS = {
     "--async-scheduling": "steps are scheduled ahead wherever the executor can",
     "--disable-log-requests": "requests are not logged",
     "--disable-uvicorn-access-log": "there is no access log without --access-log",
+    "--enable-auto-tool-choice": "a model may always call the tools of its request",
     "--enable-chunked-prefill": "long prompts are always computed in pieces",
     "--enable-prompt-tokens-details": "usage always tells the cached tokens",
     "--enable-request-id-headers": "answers always carry X-Request-Id",
@@ -37,7 +38,6 @@ ABSENT = {
     "--enforce-eager": "no graphs are captured that it could switch off",
     "--hf-overrides": "edit a copy of the model's config.json",
     "--hf-token": "set HF_TOKEN in the environment",
-    "--load-format": "the format is seen from the file",
     "--lora-modules": "there are no adapters yet",
     "--middleware": "put a proxy in front of the server",
     "--model-impl": "each model has one implementation",
@@ -70,7 +70,7 @@ _OTHER_NAMES = """
     disable-chunked-mm-input disable-custom-all-reduce disable-hybrid-kv-cache-manager
     disable-nccl-for-dp-synchronization disable-sliding-window distributed-timeout-seconds
     download-dir dp-sync-interval ec-manager-config ec-transfer-config elastic-ep-max-dp-size
-    enable-auto-tool-choice enable-batch-sharded-sampling enable-cumem-allocator enable-dbo
+    enable-batch-sharded-sampling enable-cumem-allocator enable-dbo
     enable-elastic-ep enable-ep-weight-filter enable-eplb enable-expert-parallel
     enable-fault-tolerance enable-flashinfer-autotune enable-force-include-usage enable-hc-sp
     enable-layerwise-nvtx-tracing enable-log-requests enable-logging-iteration-details
@@ -99,22 +99,21 @@ _OTHER_NAMES = """
     mm-shm-cache-max-object-size-mb mm-tensor-ipc model-class-overrides
     model-loader-extra-config model-weights moe-backend nnodes node-rank numa-bind
     numa-bind-cpus numa-bind-nodes offload-backend offload-group-size offload-num-in-group
-    offload-params offload-prefetch-step optimization-level otlp-traces-endpoint
-    override-generation-config per-request-spec-decode-metrics performance-mode pooler-config
+    offload-params offload-prefetch-step optimization-level override-generation-config
+    per-request-spec-decode-metrics performance-mode pooler-config
     prefill-context-parallel-size prefill-schedule-interval prefix-cache-retention-interval
     prefix-match-unit profiler-config pt-load-map-location quantization-config
-    ray-workers-use-nsight reasoning-config reasoning-parser reasoning-parser-plugin
-    renderer-num-workers replayssm-buffer-len response-role return-sampling-mask
-    return-tokens-as-token-ids runner safetensors-load-strategy
-    safetensors-prefetch-block-size safetensors-prefetch-num-threads seed
-    show-hidden-metrics-for-version skip-mm-profiling skip-tokenizer-init
+    ray-workers-use-nsight reasoning-config reasoning-parser-plugin renderer-num-workers
+    replayssm-buffer-len response-role return-sampling-mask return-tokens-as-token-ids runner
+    safetensors-load-strategy safetensors-prefetch-block-size safetensors-prefetch-num-threads
+    seed show-hidden-metrics-for-version skip-mm-profiling skip-tokenizer-init
     sleep-mode-offload-cudagraph sleep-preserve-parameter-names sparse-indexer-topk-backend
-    spec-method spec-model spec-tokens specialize-active-lora sse-keep-alive-interval
+    spec-method spec-model spec-tokens specialize-active-lora
     stream-interval structured-outputs-config swa-bounded-replay task tokenizer-revision
-    tokens-only tool-call-parser tool-parser-plugin trust-request-chat-template
-    trust-request-mm-kwargs ubatch-size use-fp64-gumbel use-replayssm use-tqdm-on-load
-    use-v2-block-manager video-pruning-method video-pruning-rate watermark watermark-config
-    weight-transfer-config worker-extension-cls
+    tokens-only tool-parser-plugin trust-request-chat-template trust-request-mm-kwargs
+    ubatch-size use-fp64-gumbel use-replayssm use-tqdm-on-load use-v2-block-manager
+    video-pruning-method video-pruning-rate watermark watermark-config weight-transfer-config
+    worker-extension-cls
 """
 OTHERS = frozenset(_OTHER_NAMES.split())
 

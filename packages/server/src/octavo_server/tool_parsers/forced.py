@@ -10,9 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from octavo_core.errors import InvalidRequestError
 from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_server.tool_parsers.json_scanner import JsonScanner
-from octavo_server.tool_parsers.scanner import Call, Steps
+from octavo_server.tool_parsers.scanner import MAX_CALLS, Call, Steps
 
 # Words of a schema that explain and don't constrain: half the size of a usual list of tools.
 _COMMENTS = frozenset(
@@ -35,7 +36,17 @@ _NAMED_SCHEMAS = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 )
 _PLAIN_VALUES = frozenset({"enum", "const", "required", "type"})
-_ANY_OBJECT = {"type": "object"}
+# What else can say which members an object has.
+_MEMBERS = frozenset(
+    {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"}
+)
+# Formats that a grammar can hold. Others are the tool's own business, unless it is strict.
+_FORMATS = frozenset(
+    {
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6"),
+        *("uri", "uuid"),
+    }
+)
 
 
 class ForcedArgumentsParser(JsonScanner):
@@ -79,91 +90,109 @@ class ForcedCallsParser(JsonScanner):
 
 
 def forced_arguments(
-    function: Mapping[str, Any], reasoning_end: str | None = None
+    function: Mapping[str, Any], after: str | None = None
 ) -> StructuredOutputsParams:
     """Return the constraint under which an answer is the arguments of `function`.
 
     Args:
         function: ``name``, maybe ``parameters`` and ``strict``.
-        reasoning_end: What ends the reasoning that may come first, or None if none may.
+        after: What ends the reasoning that comes first, or None if none does.
+
+    Raises:
+        InvalidRequestError: The schema is too long.
     """
-    if reasoning_end is None:
-        return StructuredOutputsParams(json=json.dumps(_schema(function)))
-    return _grammar(["answer: arguments_0", _arguments_rule(0, function)], reasoning_end)
+    return _constraint(_parameters(function, "#"), [function], after)
 
 
 def forced_calls(
-    functions: Sequence[Mapping[str, Any]],
-    *,
-    is_parallel: bool,
-    reasoning_end: str | None = None,
+    functions: Sequence[Mapping[str, Any]], *, is_parallel: bool, after: str | None = None
 ) -> StructuredOutputsParams:
     """Return the constraint under which an answer is a list of calls of `functions`.
-
-    Each tool's schema stays a root of its own in the grammar, so that ``$ref`` works in it.
 
     Args:
         functions: Each has a ``name``, maybe ``parameters`` and ``strict``.
         is_parallel: False allows one call only.
-        reasoning_end: As for `forced_arguments`.
+        after: As for `forced_arguments`.
+
+    Raises:
+        InvalidRequestError: The schemas are too long.
     """
-    more = ' ("," call)*' if is_parallel else ""
-    rules = [
-        f'answer: "[" call{more} "]"',
-        "call: " + " | ".join(f"call_{index}" for index in range(len(functions))),
+    roots = [f"#/$defs/tool_{index}" for index in range(len(functions))]
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, "parameters": {"$ref": root}},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for function, root in zip(functions, roots, strict=True)
     ]
-    for index, function in enumerate(functions):
-        opening = '{"name": ' + json.dumps(function["name"]) + ', "parameters": '
-        rules.append(f'call_{index}: {json.dumps(opening)} arguments_{index} "}}"')
-        rules.append(_arguments_rule(index, function))
-    return _grammar(rules, reasoning_end)
+    schema = {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_CALLS if is_parallel else 1,
+        "items": {"anyOf": calls},
+        "$defs": {
+            f"tool_{index}": _parameters(function, root)
+            for index, (function, root) in enumerate(zip(functions, roots, strict=True))
+        },
+    }
+    return _constraint(schema, functions, after)
 
 
-def _grammar(rules: list[str], reasoning_end: str | None) -> StructuredOutputsParams:
-    """Write rules in the Lark notation of llguidance, which takes JSON schemas inside."""
-    if reasoning_end is None:
-        head = ["start: answer"]
-    else:
-        # `suffix` ends the rule at the first place where it fits.
-        head = [
-            "start: reasoning answer",
-            f"reasoning[suffix={json.dumps(reasoning_end)}]: /(?s:.*)/",
-        ]
-    return StructuredOutputsParams(grammar="\n".join([*head, *rules]))
-
-
-def _arguments_rule(index: int, function: Mapping[str, Any]) -> str:
-    return f"arguments_{index}: %json {json.dumps(_schema(function))}"
-
-
-def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    schema = function.get("parameters") or _ANY_OBJECT
-    stripped: dict[str, Any] = _without_comments(schema)
-    if "type" not in stripped and "$ref" not in stripped:
-        # Arguments are an object, even if the schema forgets to say so.
-        stripped["type"] = "object"
-    if stripped.get("type") == "object" and not stripped.keys() - {"type"}:
-        # Nothing is said about any member: a tool without parameters.
-        stripped |= {"properties": {}, "additionalProperties": False}
-    if function.get("strict") is not True:
+def _constraint(
+    schema: dict[str, Any], functions: Sequence[Mapping[str, Any]], after: str | None
+) -> StructuredOutputsParams:
+    if not all(map(_is_strict, functions)):
         # Keywords that no grammar can hold are then the tool's own business.
-        stripped["x-guidance"] = {"lenient": True, **stripped.get("x-guidance", {})}
-    return stripped
+        schema = {**schema, "x-guidance": {"lenient": True}}
+    try:
+        return StructuredOutputsParams(json=json.dumps(schema), after=after)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(
+            f"tools can't be enforced: {error.message} Leave tools out, or let tool_choice be "
+            f"'auto'.",
+            field="tools",
+        ) from None
 
 
-def _without_comments(schema: Any) -> Any:
+def _is_strict(function: Mapping[str, Any]) -> bool:
+    return function.get("strict") is True
+
+
+def _parameters(function: Mapping[str, Any], root: str) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, without comments.
+
+    Args:
+        root: Where the schema will be, as a reference.
+    """
+    schema = function.get("parameters") or {}
+    kept: dict[str, Any] = _constraining(schema, root, _is_strict(function))
+    # Arguments are an object, even if the schema forgets to say so. Members that it does not name
+    # are none of the tool's, and small models would never come to an end of them.
+    if not kept.keys() & _MEMBERS:
+        kept = {"properties": {}, **kept, "type": "object", "additionalProperties": False}
+    elif "type" not in kept and "$ref" not in kept:
+        kept["type"] = "object"
+    return kept
+
+
+def _constraining(schema: Any, root: str, is_strict: bool) -> Any:
+    """Return a schema without comments, with its references below `root`."""
     if isinstance(schema, list):
-        return [_without_comments(item) for item in schema]
+        return [_constraining(item, root, is_strict) for item in schema]
     if not isinstance(schema, dict):
         return schema
     kept: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _COMMENTS:
+        if key in _COMMENTS or (key == "format" and not is_strict and value not in _FORMATS):
             continue
         if key in _NAMED_SCHEMAS and isinstance(value, dict):
-            kept[key] = {name: _without_comments(item) for name, item in value.items()}
+            kept[key] = {name: _constraining(item, root, is_strict) for name, item in value.items()}
         elif key in _PLAIN_VALUES:
             kept[key] = value
+        elif key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            kept[key] = root + value[1:]
         else:
-            kept[key] = _without_comments(value)
+            kept[key] = _constraining(value, root, is_strict)
     return kept

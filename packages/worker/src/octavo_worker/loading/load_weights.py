@@ -146,7 +146,8 @@ def _load_entry(
     for part in entry.parts:
         _check_part(part, checkpoint)
     loaded: Weight
-    if form.is_packed and not entry.is_plain and len(entry.parts[0].shape) == 2:
+    for_kernels = form.is_packed or form.for_cpu_kernels
+    if for_kernels and not entry.is_plain and len(entry.parts[0].shape) == 2:
         loaded = _join([_pack(part, checkpoint, form, entry.is_vocabulary) for part in entry.parts])
     else:
         loaded = _read_whole(entry, checkpoint, entry.dtype or form.dtype, device)
@@ -184,6 +185,8 @@ def _pack(
     part: WeightPart, checkpoint: Checkpoint, form: WeightForm, is_vocabulary: bool
 ) -> PackedWeight:
     """Read one matrix in the form that it is to be kept in."""
+    if form.quantization == "none":
+        return pack_dense_weight(_read_transformed(part, checkpoint).contiguous())
     if form.quantization == "auto":
         if part.transform is not None:
             dtype = form.dense_dtype or checkpoint.float_dtype(part.name)

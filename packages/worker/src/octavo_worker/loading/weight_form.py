@@ -25,13 +25,16 @@ class WeightForm:
             quantized while they load.
         dense_dtype: With ``auto``, the type of matrices that are not quantized; None keeps
             theirs.
+        for_cpu_kernels: With ``none``, matrices are laid out for the CPU kernels, with every
+            float32 as it is.
     """
 
     dtype: torch.dtype
     quantization: str = "none"
     dense_dtype: torch.dtype | None = None
+    for_cpu_kernels: bool = False
 
     @property
     def is_packed(self) -> bool:
-        """Whether matrices become `PackedWeight`."""
+        """Whether matrices are kept as they are stored, or quantized, and not unpacked."""
         return self.quantization != "none"
