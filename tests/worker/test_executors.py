@@ -179,7 +179,7 @@ def test_a_worker_that_is_stopped_counts_as_dead(make_config, tiny_folder, drive
     )
     try:
         executor.check_health()
-        os.kill(executor._process.pid, signal.SIGSTOP)
+        os.kill(executor._workers[0]._process.pid, signal.SIGSTOP)
         executor.execute_model(drive.step([]))
         with pytest.raises(EngineDeadError, match=r"no sign of life for 0\.8 seconds"):
             executor.sample_tokens(None).result(timeout=20)

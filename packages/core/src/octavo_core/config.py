@@ -168,7 +168,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         PositiveInt | None,
         Meta(
             description="Steps in flight at once; by default what the executor can overlap: "
-            "1 for uni, 2 for mp."
+            "1 for uni, else 2, or one for each pipeline stage."
         ),
     ] = None
 
@@ -180,7 +180,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "cpu", "cuda"], Meta(description="auto takes a GPU if there is one.")
     ] = "auto"
     cpu_threads: Annotated[
-        PositiveInt | None, Meta(description="Threads on a CPU; by default all usable cores.")
+        PositiveInt | None,
+        Meta(description="Threads on a CPU, divided among workers; by default all usable cores."),
     ] = None
 
 
@@ -188,9 +189,22 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many workers, and how they are reached."""
 
     distributed_executor_backend: Annotated[
-        Literal["uni", "mp"],
-        Meta(description="uni runs the worker inside the engine process, mp in one of its own."),
-    ] = "uni"
+        Literal["auto", "uni", "mp", "ray"],
+        Meta(
+            description="uni runs the worker inside the engine process, mp each worker in a "
+            "process of its own, ray as actors of a Ray cluster; auto is uni for one worker and "
+            "mp for several."
+        ),
+    ] = "auto"
+    tensor_parallel_size: Annotated[
+        int, Meta(ge=1, le=1024, description="Workers that share each layer.")
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int, Meta(ge=1, le=1024, description="Groups of workers that follow each other.")
+    ] = 1
+    data_parallel_size: Annotated[
+        int, Meta(ge=1, le=256, description="Whole engines behind one server.")
+    ] = 1
     heartbeat_timeout: Annotated[
         float,
         Meta(
@@ -199,6 +213,18 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "as dead. A step may take longer.",
         ),
     ] = 6.0
+
+    @property
+    def world_size(self) -> int:
+        """Workers of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def backend(self) -> str:
+        """The executor: ``uni``, ``mp`` or ``ray``."""
+        if self.distributed_executor_backend != "auto":
+            return self.distributed_executor_backend
+        return "uni" if self.world_size == 1 else "mp"
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from octavo_core.executor import Executor, ProgressCallback
 from octavo_core.grammar import Grammar
 from octavo_core.grammar_compiler import GrammarCompiler
 from octavo_core.kv_events import KVEvent
-from octavo_core.memory_planner import plan_kv_cache, resolve_max_model_len
+from octavo_core.memory_planner import check_parallel, plan_kv_cache, resolve_max_model_len
 from octavo_core.model_spec import ModelSpec
 from octavo_core.policies import load_policy
 from octavo_core.scheduler import Scheduler, failure
@@ -80,6 +80,7 @@ class EngineCore:
         started = time.perf_counter()
         # Refuse before the weights are read.
         resolve_max_model_len(self.spec, self.config)
+        check_parallel(self.spec, self.config.parallel)
         policy = load_policy(self.config.scheduler.scheduling_policy)
         self._executor.load_model(on_progress)
         loaded = time.perf_counter()
@@ -98,7 +99,9 @@ class EngineCore:
             plan.max_model_len,
             plan.max_concurrency,
         )
-        num_host_blocks = self.config.cache.swap_space // plan.block_bytes
+        # Each worker keeps its part of a host block.
+        host_block_bytes = plan.block_bytes * self.config.parallel.world_size
+        num_host_blocks = self.config.cache.swap_space // host_block_bytes
         self._executor.initialize_kv_cache(plan.num_blocks, num_host_blocks)
         on_progress("warming up", None)
         self._executor.warm_up(on_progress)
@@ -114,7 +117,13 @@ class EngineCore:
             max_step_tokens=self.config.scheduler.max_num_batched_tokens,
             record_events=self.config.cache.kv_events_endpoint is not None,
         )
-        self._scheduler = Scheduler(self.config.scheduler, blocks, plan.max_model_len, policy)
+        self._scheduler = Scheduler(
+            self.config.scheduler,
+            blocks,
+            plan.max_model_len,
+            policy,
+            num_stages=self.config.parallel.pipeline_parallel_size,
+        )
         self._batch_queue_size = (
             self.config.scheduler.batch_queue_size or self._executor.max_concurrent_steps
         )

@@ -11,7 +11,7 @@ max_concurrency = num_blocks × block_size / max_model_len
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -116,8 +116,14 @@ def plan_kv_cache(
             that length does not fit. The message says what would.
         ModelError: No layer of the model has a KV cache.
     """
+    stages = pipeline_stages(spec.num_hidden_layers, config.parallel.pipeline_parallel_size)
     layout = lay_out_kv_cache(
-        spec.layers, block_size=config.cache.block_size, dtype_bytes=KV_DTYPE_BYTES[dtype]
+        spec.layers,
+        block_size=config.cache.block_size,
+        dtype_bytes=KV_DTYPE_BYTES[dtype],
+        tensor_parallel_size=config.parallel.tensor_parallel_size,
+        # Nobody has more layers than the first, so what it can hold all others can.
+        stage=stages[0],
     )
     if not layout.block_bytes:
         raise _no_kv_cache(spec)
@@ -337,7 +343,7 @@ def plan_memory(
         ConfigError: A setting is outside its limits for this model.
         ModelError: The checkpoint's dtype is unknown, or the model has no KV cache.
     """
-    _check_parallel(spec, settings)
+    check_parallel(spec, settings)
     max_model_len = _limit_length(spec, settings.max_model_len, "--max-model-len")
     weights_dtype = _resolve_dtype(spec, settings)
     dtype = "float32" if settings.is_packed_on_host else weights_dtype
@@ -482,12 +488,33 @@ def _weights(
     return estimate_weights(spec, dtype_bytes, quantization, settings.tensor_parallel_size)
 
 
-def _check_parallel(spec: ModelSpec, settings: PlanSettings) -> None:
+class ParallelSizes(Protocol):
+    """Anything that says by how many devices a model is divided."""
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Devices that share each layer."""
+        ...
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        """Stages that follow each other."""
+        ...
+
+
+def check_parallel(spec: ModelSpec, settings: ParallelSizes) -> None:
+    """Refuse parallel sizes that don't divide a model.
+
+    Raises:
+        ConfigError: The message names the size, and what it does not divide.
+    """
     heads, layers = spec.num_attention_heads, spec.num_hidden_layers
-    if heads % settings.tensor_parallel_size:
+    size = settings.tensor_parallel_size
+    if heads % size:
+        fitting = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
         raise ConfigError(
-            f"tensor_parallel_size is {settings.tensor_parallel_size}, which does not divide the "
-            f"model's {heads} attention heads.",
+            f"tensor_parallel_size is {size}, which does not divide the "
+            f"model's {heads} attention heads; sizes that do are {fitting}.",
             field="tensor_parallel_size",
         )
     if settings.pipeline_parallel_size > layers:

@@ -127,6 +127,9 @@ class Scheduler:
         blocks: The block manager, which this scheduler alone uses.
         max_model_len: Most tokens of a request.
         policy: Order of the waiting requests; first come, first served by default.
+        num_stages: Pipeline stages of the workers. With several, a request that decodes is in
+            one step at a time, and the steps in flight share the requests, so that each stage
+            has one of them to compute.
     """
 
     def __init__(
@@ -135,6 +138,8 @@ class Scheduler:
         blocks: BlockManager,
         max_model_len: int,
         policy: SchedulingPolicy | None = None,
+        *,
+        num_stages: int = 1,
     ) -> None:
         self.blocks = blocks
         self.max_model_len = max_model_len
@@ -143,6 +148,7 @@ class Scheduler:
         self._long_prefill_token_threshold = config.long_prefill_token_threshold
         self._max_num_queued_reqs = config.max_num_queued_reqs
         self._max_num_queued_tokens = config.max_num_queued_tokens
+        self._num_stages = num_stages
         self._policy = policy if policy is not None else FCFSPolicy()
         self._running: list[Request] = []  # in order of admission
         self._requests: dict[str, Request] = {}
@@ -281,7 +287,8 @@ class Scheduler:
         if self._bisection:
             self._schedule_suspects(step)
         if not self._bisection:
-            self._schedule_running(step, self._running)
+            running = self._running if self._num_stages == 1 else self._share_of_a_step()
+            self._schedule_running(step, running)
             if not step.has_preempted:
                 self._admit_waiting(step)
         if not step.requests:
@@ -381,6 +388,19 @@ class Scheduler:
         return [failure(culprit.request_id, RequestFailedError(text))]
 
     # Phases of schedule()
+
+    def _share_of_a_step(self) -> list[Request]:
+        """Return the running requests that wait for no token, as many as one stage's share.
+
+        The steps in flight hold at most the others' shares, so nobody is left out for long.
+        """
+        ready = [
+            request
+            for request in self._running
+            if request.num_computed_tokens < len(request.token_ids)
+        ]
+        share = -(-len(self._running) // self._num_stages)
+        return ready[:share]
 
     def _schedule_running(self, step: _Step, running: list[Request]) -> None:
         requests, counts, starts = step.requests, step.counts, step.starts

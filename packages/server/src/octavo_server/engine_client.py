@@ -153,7 +153,8 @@ class EngineClient:
         if self.state not in (EngineState.READY, EngineState.RESTARTING):
             raise self._death.result() if self._death.done() else EngineDeadError("not started")
         assert self.output_processor is not None, "set output_processor before requests come"
-        self._check_room(requests)
+        check_room(self._num_in_flight, len(requests), self._max_num_queued_reqs, self.metrics)
+        self._check_waiting_tokens(requests)
         generation = Generation(
             self,
             request_id,
@@ -240,22 +241,8 @@ class EngineClient:
             generation.put(delta)
         self._abort(list(unfinished.values()))
 
-    def _check_room(self, requests: Sequence[wire.EngineCoreRequest]) -> None:
+    def _check_waiting_tokens(self, requests: Sequence[wire.EngineCoreRequest]) -> None:
         """Refuse at once what would only wait; the engine may be busy with a step of seconds."""
-        num_requests, limit = len(requests), self._max_num_queued_reqs
-        if num_requests > limit:
-            raise InvalidRequestError(
-                f"the request asks for {num_requests} answers (prompts × n); this server takes at "
-                f"most {limit} at a time (--max-num-queued-reqs).",
-                field="n",
-            )
-        if self._num_in_flight + num_requests > limit:
-            self.metrics.reject("queue_full")
-            raise QueueFullError(
-                f"{self._num_in_flight} answers are in the queue already and this request asks for "
-                f"{num_requests}; the server takes at most {limit} (--max-num-queued-reqs). "
-                f"Try again later."
-            )
         limit = self._config.scheduler.max_num_queued_tokens if self._config is not None else 0
         num_waiting = self._ledger.num_waiting_tokens
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
@@ -536,6 +523,34 @@ class Generation:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def check_room(num_in_flight: int, num_requests: int, limit: int, metrics: ServingMetrics) -> None:
+    """Refuse requests for which there is no room.
+
+    Args:
+        num_in_flight: Answers that are owed already.
+        num_requests: Further ones.
+        limit: Most at a time.
+        metrics: Counts those that are refused.
+
+    Raises:
+        QueueFullError: Too many answers are in flight.
+        InvalidRequestError: There are more choices than ever fit.
+    """
+    if num_requests > limit:
+        raise InvalidRequestError(
+            f"the request asks for {num_requests} answers (prompts × n); this server takes at "
+            f"most {limit} at a time (--max-num-queued-reqs).",
+            field="n",
+        )
+    if num_in_flight + num_requests > limit:
+        metrics.reject("queue_full")
+        raise QueueFullError(
+            f"{num_in_flight} answers are in the queue already and this request asks for "
+            f"{num_requests}; the server takes at most {limit} (--max-num-queued-reqs). "
+            f"Try again later."
+        )
 
 
 def join_deltas(deltas: list[OutputDelta]) -> OutputDelta:

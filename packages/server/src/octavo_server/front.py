@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from octavo_server.api.context import LoadedModel, ServerContext
     from octavo_server.engine_client import EngineClient
+    from octavo_server.engine_group import EngineGroup
 
 logger = logging.getLogger(__name__)
 
@@ -89,17 +90,21 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
         noted: list[int] = []
         for signal_number in _SIGNALS:
             signal.signal(signal_number, lambda number, _frame: noted.append(number))
-        spawner = EngineSpawner(
-            config.server.log_level,
-            target or engine_target(config.parallel.distributed_executor_backend),
-        )
-        # The engine spends seconds on importing torch; it starts before our own imports.
-        engine = spawner.spawn()
+        spawners = [
+            EngineSpawner(
+                config.server.log_level,
+                target or engine_target(config.parallel.backend),
+            )
+            for _ in range(config.parallel.data_parallel_size)
+        ]
+        # Engines spend seconds on importing torch; they start before our own imports.
+        engines = [spawner.spawn() for spawner in spawners]
         try:
-            front = _Front(config, listener, engine, spawner, noted, keys, ssl_context, tracer)
+            front = _Front(config, listener, engines, spawners, noted, keys, ssl_context, tracer)
             code = asyncio.run(front.run())
         finally:
-            spawner.end()
+            for spawner in spawners:
+                spawner.end()
             _join_loading_thread()
             if tracer is not None:
                 tracer.shutdown()
@@ -155,8 +160,8 @@ class _Front:
         self,
         config: EngineConfig,
         listener: socket.socket,
-        engine: EngineProcess,
-        spawner: EngineSpawner,
+        engines: list[EngineProcess],
+        spawners: list[EngineSpawner],
         noted_signals: list[int],
         keys: KeyRing | None = None,
         ssl_context: ssl.SSLContext | None = None,
@@ -168,8 +173,8 @@ class _Front:
         self._noted_signals = noted_signals
         self._config = config
         self._listener = listener
-        self._engine = engine
-        self._spawner = spawner
+        self._engines = engines
+        self._spawners = spawners
         self._stop_requests = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -179,12 +184,8 @@ class _Front:
         self._handle_signals()
         from octavo_server.api.app import create_app, guard_app
         from octavo_server.api.context import ServerContext
-        from octavo_server.engine_client import EngineClient
-        from octavo_server.supervisor import Supervisor
 
-        restarts = self._config.server.engine_restart
-        supervisor = Supervisor(self._spawner.spawn) if restarts else None
-        client = EngineClient(self._engine, self._config.scheduler.max_num_queued_reqs, supervisor)
+        client = self._make_client()
         client.metrics.tracer = self._tracer
         context = ServerContext(client, self._config)
         context.responses.max_responses = self._config.server.max_stored_responses
@@ -203,8 +204,22 @@ class _Front:
             closing = asyncio.create_task(client.close())
             await self._until_forced(asyncio.wait({closing}))
             if not closing.done():
-                self._spawner.kill()
+                for spawner in self._spawners:
+                    spawner.kill()
             await closing
+
+    def _make_client(self) -> EngineClient | EngineGroup:
+        from octavo_server.engine_client import EngineClient
+        from octavo_server.engine_group import EngineGroup
+        from octavo_server.supervisor import Supervisor
+
+        limit = self._config.scheduler.max_num_queued_reqs
+        restarts = self._config.server.engine_restart
+        clients = [
+            EngineClient(engine, limit, Supervisor(spawner.spawn) if restarts else None)
+            for engine, spawner in zip(self._engines, self._spawners, strict=True)
+        ]
+        return clients[0] if len(clients) == 1 else EngineGroup(clients, limit)
 
     async def _run(self, context: ServerContext, server: uvicorn.Server) -> int:
         loading = asyncio.create_task(self._load(context.client))
@@ -275,7 +290,7 @@ class _Front:
         for each in (task, forced):
             each.cancel()
 
-    async def _load(self, client: EngineClient) -> LoadedModel:
+    async def _load(self, client: EngineClient | EngineGroup) -> LoadedModel:
         """Find the model, read its tokenizer while the engine loads it, and wait for both."""
         from octavo_server.model_source import resolve_model
 
@@ -331,7 +346,9 @@ class _Front:
             sampling_defaults=read_sampling_defaults(resolved.path),
         )
 
-    def _progress_reporter(self, client: EngineClient) -> Callable[[str, float | None], None]:
+    def _progress_reporter(
+        self, client: EngineClient | EngineGroup
+    ) -> Callable[[str, float | None], None]:
         """Return a callback for the loading thread. After a signal it raises, which ends a download
         together with the process that does it.
         """

@@ -25,7 +25,7 @@ import msgspec
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from octavo_core.config import resolve_config
-from octavo_core.errors import InvalidRequestError
+from octavo_core.errors import ConfigError, InvalidRequestError
 from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
@@ -67,6 +67,13 @@ class LLM:
         from octavo_worker.executors import create_executor
 
         config = resolve_config(environ=os.environ, keywords={"model": model or None, **settings})
+        if config.parallel.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size is {config.parallel.data_parallel_size} (from "
+                f"{config.source_of('data_parallel_size')}), but LLM is one engine; use octavo "
+                f"serve, or an LLM in each of several processes.",
+                field="data_parallel_size",
+            )
         resolved = resolve_model(
             config.model.model,
             config.model.revision,

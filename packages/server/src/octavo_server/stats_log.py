@@ -7,11 +7,12 @@ import logging
 import time
 
 from octavo_server.engine_client import EngineClient, EngineState
+from octavo_server.engine_group import EngineGroup
 
 logger = logging.getLogger(__name__)
 
 
-async def log_stats(client: EngineClient, interval: float) -> None:
+async def log_stats(client: EngineClient | EngineGroup, interval: float) -> None:
     """Log a line every `interval` seconds, at level debug while nothing is going on."""
     meter = StatsMeter(client)
     while True:
@@ -24,7 +25,7 @@ async def log_stats(client: EngineClient, interval: float) -> None:
 class StatsMeter:
     """Turns totals into rates since it was last read."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineClient | EngineGroup) -> None:
         self._client = client
         self._read_at = time.monotonic()
         self._totals = self._read_totals()

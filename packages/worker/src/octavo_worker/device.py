@@ -36,7 +36,8 @@ def resolve_device(config: EngineConfig, rank: int) -> torch.device:
     if wanted == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
-        return torch.device("cuda", rank)
+        # Where each worker sees but one, as Ray has it, that is its own.
+        return torch.device("cuda", rank % torch.cuda.device_count())
     if wanted == "cuda":
         raise ConfigError(
             f"device is cuda (from {config.source_of('device')}), but torch {torch.__version__} "
@@ -128,10 +129,15 @@ def resolve_kv_cache_dtype(wanted: str, is_packed: bool, dtype: torch.dtype) -> 
     return _DTYPES[memory_planner.resolve_kv_cache_dtype(wanted, name, is_packed)]
 
 
-def use_cpu_threads(wanted: int | None) -> int:
-    """Set the threads of torch and of our kernels: `wanted`, or the cores this process may use."""
+def use_cpu_threads(wanted: int | None, num_workers: int = 1) -> int:
+    """Set the threads of torch and of our kernels: `wanted`, or the cores this process may use.
+
+    Args:
+        wanted: Threads of all workers together.
+        num_workers: Among how many they are divided. Each has at least one.
+    """
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = wanted or usable or 1
+    threads = max((wanted or usable or 1) // num_workers, 1)
     torch.set_num_threads(threads)
     set_num_threads(threads)
     return threads

@@ -38,7 +38,7 @@ class ModelInput:
 
 
 @dataclass(frozen=True)
-class _ComputedStep:
+class ComputedStep:
     """A step between its forward pass and its sampling.
 
     Attributes:
@@ -66,7 +66,12 @@ class ModelRunner:
         block_size: Tokens in a KV block.
         device: Where the model is.
         groups: Layers that share a block table; by default all of them do.
+
+    Attributes:
+        samples: Whether the model has logits here, and not on a later stage of a pipeline.
     """
+
+    samples: bool = True
 
     def __init__(
         self,
@@ -87,7 +92,7 @@ class ModelRunner:
         self._model = model
         self._block_size = block_size
         self._device = device
-        self._unsampled: deque[_ComputedStep | Exception] = deque()
+        self._unsampled: deque[ComputedStep | Exception] = deque()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run the forward pass of one step.
@@ -113,12 +118,12 @@ class ModelRunner:
         return self._sample(step, grammar)
 
     @torch.inference_mode()
-    def _execute(self, scheduler_output: SchedulerOutput) -> _ComputedStep:
+    def _execute(self, scheduler_output: SchedulerOutput) -> ComputedStep:
         self.batch.apply(scheduler_output)
         self._swap_blocks(scheduler_output)
         slots = np.array(scheduler_output.slots, np.int64)
         if len(slots) == 0:  # a step that only frees slots
-            return _ComputedStep(scheduler_output.step_id, 0, slots, slots, torch.empty(0))
+            return ComputedStep(scheduler_output.step_id, 0, slots, slots, torch.empty(0))
         model_input = self.prepare_input(scheduler_output)
         metadata = model_input.metadata[0]  # lengths are the same for all groups
         # Where the last known token is computed, the next one can be sampled.
@@ -127,7 +132,7 @@ class ModelRunner:
         last_tokens = np.array(metadata.host_query_start_loc, np.int64)[1:][rows] - 1
         hidden = self.forward(model_input, self.kv_caches)  # [num_tokens, hidden_size]
         reports: dict[int, list[TokenLogprobs]] = {}
-        if (self.batch.num_prompt_logprobs[slots] >= 0).any():
+        if self.samples and (self.batch.num_prompt_logprobs[slots] >= 0).any():
             reports = prompt_logprobs(
                 hidden,
                 self._model.compute_logits,
@@ -136,7 +141,7 @@ class ModelRunner:
                 metadata.host_query_start_loc,
                 scheduler_output.num_computed_tokens,
             )
-        return _ComputedStep(
+        return ComputedStep(
             scheduler_output.step_id,
             len(slots),
             rows,
@@ -146,7 +151,7 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def _sample(self, step: _ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+    def _sample(self, step: ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         sampled = np.full(step.num_slots, -1, np.int64)
         if len(step.rows) == 0:
             return ModelRunnerOutput(step.step_id, sampled.tolist(), {}, step.prompt_logprobs)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,10 +38,15 @@ from octavo_worker.device import (
     use_cpu_threads,
 )
 from octavo_worker.kv_caches import allocate_kv_caches
-from octavo_worker.load_model import load_model
+from octavo_worker.load_model import LoadedModel, load_model
+from octavo_worker.load_share import load_share
 from octavo_worker.loading.progress_bar import ProgressBar
 from octavo_worker.model_runner import ModelInput, ModelRunner
 from octavo_worker.models import KVCache, has_definition
+from octavo_worker.parallel_model import ParallelModel
+from octavo_worker.parallel_model_runner import ParallelModelRunner
+from octavo_worker.parallel_state import ParallelGroup, ParallelPlace
+from octavo_worker.sharding import check_division, spec_of_rank
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +60,28 @@ class Worker:
         config: The engine's configuration; ``model_path`` is set.
         spec: The model's hyper-parameters.
         rank: Index among the workers.
+        rendezvous: Where several workers find each other, see `ParallelGroup`.
+        workers_here: How many share this machine's cores and memory; by default those of all
+            engines.
     """
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, rank: int = 0) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        rank: int = 0,
+        rendezvous: str = "",
+        workers_here: int | None = None,
+    ) -> None:
         self._config = config
-        self._spec = spec
-        self._rank = rank
+        self._whole_spec = spec
+        self._place = ParallelPlace(
+            rank, config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
+        )
+        self._rendezvous = rendezvous
+        self._group: ParallelGroup | None = None
+        all_workers = config.parallel.world_size * config.parallel.data_parallel_size
+        self._workers_here = workers_here or all_workers
         self.device_memory: int | None = None  # bytes; None on a CPU
         self._max_model_len = longest_model_len(spec, config)
 
@@ -66,9 +89,12 @@ class Worker:
         """Choose device, type and threads.
 
         Raises:
-            ConfigError: The device isn't there, or hasn't the memory that it is to use.
+            ConfigError: The device isn't there, or hasn't the memory that it is to use; or the
+                model can't be divided among so many workers.
         """
-        self.device = resolve_device(self._config, self._rank)
+        check_division(self._whole_spec, self._place)
+        self._spec = spec_of_rank(self._whole_spec, self._place)
+        self.device = resolve_device(self._config, self._place.rank)
         wanted = self._config.model.dtype
         self.dtype = resolve_dtype(wanted, self._spec.dtype, self.device)
         self._form = resolve_weight_form(
@@ -88,9 +114,11 @@ class Worker:
             self._spec.dtype or "nothing",
         )
         if self.device.type == "cpu":
-            use_cpu_threads(self._config.device.cpu_threads)
+            use_cpu_threads(self._config.device.cpu_threads, self._workers_here)
+            self._connect()
             return
         torch.cuda.set_device(self.device)
+        self._connect()
         self._free_at_start, total = torch.cuda.mem_get_info(self.device)
         self.device_memory = total
         share = self._config.cache.gpu_memory_utilization
@@ -110,23 +138,17 @@ class Worker:
             ModelError: A file or tensor is missing, damaged or not supported.
         """
         with one_torch_thread():
-            model, self._weight_kinds = load_model(
-                self._spec,
-                self._config.model_path,
-                self._form,
-                self._max_model_len,
-                self.device,
-                ProgressBar(on_progress),
-                self._config.model.load_format,
-            )
-        self.model = model
-        self.runner = ModelRunner(
-            model,
-            max_num_seqs=self._config.scheduler.max_num_seqs,
-            block_size=self._config.cache.block_size,
-            device=self.device,
-            groups=self._spec.kv_cache_groups(),
-        )
+            self.model, self._weight_kinds = self._load(on_progress)
+        options: dict[str, Any] = {
+            "max_num_seqs": self._config.scheduler.max_num_seqs,
+            "block_size": self._config.cache.block_size,
+            "device": self.device,
+            "groups": self._spec.kv_cache_groups(),
+        }
+        if isinstance(self.model, ParallelModel):
+            self.runner: ModelRunner = ParallelModelRunner(self.model, self._place, **options)
+        else:
+            self.runner = ModelRunner(self.model, **options)
 
     def determine_available_memory(self) -> int:
         """Return the bytes that are left for the KV cache beside a full step.
@@ -162,16 +184,60 @@ class Worker:
             ),
         )
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        """Run one step's forward pass; `sample_tokens` raises its errors."""
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, outputs: Sequence[ModelRunnerOutput] = ()
+    ) -> None:
+        """Run one step's forward pass; `sample_tokens` raises its errors.
+
+        Args:
+            scheduler_output: The step.
+            outputs: For a stage of a pipeline before the last, what steps before it sampled.
+        """
+        if isinstance(self.runner, ParallelModelRunner):
+            self.runner.learn(outputs)
         self.runner.execute_model(scheduler_output)
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         """Sample from the oldest step not yet sampled."""
         return self.runner.sample_tokens(grammar)
 
+    def close(self) -> None:
+        """Let go of the other workers."""
+        if self._group is not None:
+            self._group.close()
+
+    def _connect(self) -> None:
+        """Find the other workers."""
+        if self._place.world_size > 1:
+            self._group = ParallelGroup(self._place, self.device, self._rendezvous)
+
+    def _load(self, on_progress: ProgressCallback) -> LoadedModel:
+        """Load the model, or this worker's part of it."""
+        arguments = (
+            self._whole_spec,
+            self._config.model_path,
+            self._form,
+            self._max_model_len,
+            self.device,
+            ProgressBar(on_progress),
+            self._config.model.load_format,
+        )
+        if self._group is None:
+            return load_model(*arguments)
+        return load_share(*arguments, group=self._group, dtype=self.dtype)
+
     def _compile_kernels(self, on_progress: ProgressCallback) -> None:
-        """Compile what the model needs and this machine has not compiled before."""
+        """Compile what the model needs and this machine has not compiled before.
+
+        One of several workers does it, and the others find it done.
+        """
+        if self._group is not None and self._place.rank > 0:
+            self._group.barrier()
+        self._compile_missing(on_progress)
+        if self._group is not None and self._place.rank == 0:
+            self._group.barrier()
+
+    def _compile_missing(self, on_progress: ProgressCallback) -> None:
         if reference_forced():
             return
         kernels = operation_kernels(self.kv_cache_dtype)
@@ -199,7 +265,7 @@ class Worker:
         2,048 tokens would take the starter model 5 s on 2 cores. That the model runs at all
         is shown by `warm_up`.
         """
-        available = available_cpu_memory()
+        available = available_cpu_memory() // self._workers_here
         activations = self._activation_bytes()
         wanted = self._config.cache.kv_cache_memory
         if wanted is not None:

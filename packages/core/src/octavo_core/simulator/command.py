@@ -15,6 +15,7 @@ import msgspec
 
 from octavo_core.config import EngineConfig, Option, options, resolve_config
 from octavo_core.errors import ConfigError
+from octavo_core.router import ROUTERS
 from octavo_core.simulator.cost_model import CostModel, write_cost_model
 from octavo_core.simulator.generate import TraceShape, generate_trace
 from octavo_core.simulator.hardware import (
@@ -24,7 +25,6 @@ from octavo_core.simulator.hardware import (
     resolve_hardware,
 )
 from octavo_core.simulator.report import Report, format_comparison, format_report
-from octavo_core.simulator.router import ROUTERS
 from octavo_core.simulator.simulation import Deployment, simulate
 from octavo_core.simulator.sweep import SweepAxis, combinations, parse_count, parse_sweep
 from octavo_core.simulator.trace import TraceEntry, read_trace, write_trace

@@ -11,13 +11,13 @@ from octavo_core.block_manager import BlockManager
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError
 from octavo_core.policies import load_policy
+from octavo_core.router import make_router
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.scheduler import Scheduler
 from octavo_core.simulator.cost_model import CostModel
 from octavo_core.simulator.measurements import Measurements
 from octavo_core.simulator.replica import Replica
 from octavo_core.simulator.report import Report, make_report
-from octavo_core.simulator.router import make_router
 from octavo_core.simulator.trace import PromptMaker, TraceEntry
 from octavo_core.wire import EngineCoreRequest
 
@@ -32,7 +32,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         config: Scheduler and cache settings; all other groups are ignored.
         num_host_blocks: Blocks of each replica's host tier.
         num_replicas: Engines behind the router.
-        router: One of `octavo_core.simulator.router.ROUTERS`.
+        router: One of `octavo_core.router.ROUTERS`.
         router_key_tokens: Prompt tokens that prefix_affinity looks at.
         router_load_factor: How much more than the mean load it lets a replica have.
         seed: Of the router's own choices.

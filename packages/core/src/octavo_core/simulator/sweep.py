@@ -10,7 +10,7 @@ import msgspec
 
 from octavo_core.config import options
 from octavo_core.errors import ConfigError
-from octavo_core.simulator.router import ROUTERS
+from octavo_core.router import ROUTERS
 
 # What a sweep can vary beyond the scheduler's and the cache's own settings.
 DEPLOYMENT_FIELDS = ("replicas", "router")

@@ -15,6 +15,7 @@ from octavo_server.api.errors import ApiError
 from octavo_server.api.request_log import HTTPCounts
 from octavo_server.api.responses_store import ResponseStore
 from octavo_server.engine_client import EngineClient
+from octavo_server.engine_group import EngineGroup
 from octavo_server.grammar_checker import GrammarChecker
 from octavo_server.input_processor import InputProcessor
 from octavo_server.tokenizer import Tokenizer
@@ -64,7 +65,7 @@ class ServerContext:
     """The state behind one app.
 
     Attributes:
-        client: The engine.
+        client: The engine, or several of them.
         config: All settings.
         model: None until start-up is done.
         drain: Set once the server takes no new requests.
@@ -75,7 +76,7 @@ class ServerContext:
         grammar_checker: Tries out the constraints of structured output.
     """
 
-    client: EngineClient
+    client: EngineClient | EngineGroup
     config: EngineConfig = field(default_factory=EngineConfig)
     model: LoadedModel | None = None
     drain: asyncio.Event = field(default_factory=asyncio.Event)

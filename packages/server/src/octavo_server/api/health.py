@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +13,8 @@ from octavo_server.api.answers import HealthAnswer, VersionAnswer
 from octavo_server.api.context import ServerContext, context_of
 from octavo_server.api.errors import json_response
 from octavo_server.api.openapi import documented
-from octavo_server.engine_client import EngineState
+from octavo_server.engine_client import EngineClient, EngineState
+from octavo_server.engine_group import EngineGroup
 
 router = APIRouter()
 
@@ -26,11 +29,13 @@ async def health(request: Request) -> Response:
     """
     context = context_of(request)
     status = _status(context)
-    content = {
+    content: dict[str, Any] = {
         "status": status,
         "stage": context.client.stage,
         "progress": context.client.progress,
     }
+    if isinstance(context.client, EngineGroup):
+        content["engines"] = [_engine(client) for client in context.client.clients]
     is_well = status == "ok" or (status == "sleeping" and request.url.path != "/ready")
     return json_response(content, 200 if is_well else 503)
 
@@ -39,6 +44,16 @@ async def health(request: Request) -> Response:
 async def version() -> Response:
     """Answer the version of Octavo."""
     return json_response({"version": __version__})
+
+
+def _engine(client: EngineClient) -> dict[str, Any]:
+    return {
+        "state": client.state.value,
+        "stage": client.stage,
+        "num_in_flight": client.num_in_flight,
+        "num_restarts": client.num_restarts,
+        "kv_cache_usage": client.stats.kv_cache_usage,
+    }
 
 
 def _status(context: ServerContext) -> str:

@@ -32,7 +32,6 @@ ALWAYS = {
 # Flags that have no counterpart, and why or what to do instead.
 ABSENT = {
     "--cpu-offload-gb": "weights stay on the device",
-    "--data-parallel-size": "run one server for each replica",
     "--disable-fastapi-docs": "there are no such pages; /openapi.json is there",
     "--enable-lora": "there are no adapters yet",
     "--enforce-eager": "no graphs are captured that it could switch off",
@@ -41,11 +40,9 @@ ABSENT = {
     "--lora-modules": "there are no adapters yet",
     "--middleware": "put a proxy in front of the server",
     "--model-impl": "each model has one implementation",
-    "--pipeline-parallel-size": "a model runs on one device",
     "--prefix-caching-hash-algo": "it is always a cryptographic hash",
     "--root-path": "let the proxy strip its prefix",
     "--speculative-config": "there is no speculative decoding yet",
-    "--tensor-parallel-size": "a model runs on one device",
     "--tokenizer": "the tokenizer is the model's own",
     "--tokenizer-mode": "there is one kind of tokenizer",
     "--trust-remote-code": "code that comes with a model is never run",

@@ -33,9 +33,14 @@ class WarmUp(msgspec.Struct, frozen=True, tag=True):
 
 
 class Execute(msgspec.Struct, frozen=True, tag=True):
-    """Run the forward pass of one step. Not answered."""
+    """Run the forward pass of one step. Not answered.
+
+    Attributes:
+        outputs: What steps before it sampled, for those stages of a pipeline that don't.
+    """
 
     scheduler_output: SchedulerOutput
+    outputs: list[ModelRunnerOutput] = []
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import PackedWeight, quantized_matmul
+from octavo_worker.layers.parallel_weights import group_of, is_partial
 from octavo_worker.layers.weight import Packed, Weight, tensor_of
+from octavo_worker.parallel_state import ParallelGroup
 
 
 class Linear:
@@ -20,18 +22,24 @@ class Linear:
     Args:
         weight: ``[out_features, in_features]``.
         bias: ``[out_features]``, or None.
+        group: Workers that have the other inputs; None if all are here. Their products are
+            added up.
     """
 
-    def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, weight: Weight, bias: Tensor | None = None, group: ParallelGroup | None = None
+    ) -> None:
         self.weight = weight
         self.bias = bias
+        self._group = group
 
     @classmethod
     def of(cls, weights: Mapping[str, Weight], name: str) -> Linear:
         """Take ``<name>.weight``, and ``<name>.bias`` if there is one, from loaded weights."""
         has_bias = f"{name}.bias" in weights
         bias = tensor_of(weights, f"{name}.bias") if has_bias else None
-        return cls(weights[f"{name}.weight"], bias)
+        group = group_of(weights) if is_partial(weights, f"{name}.weight") else None
+        return cls(weights[f"{name}.weight"], bias, group)
 
     @property
     def parts(self) -> Packed:
@@ -54,10 +62,17 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Project ``[num_tokens, in_features]`` to ``[num_tokens, out_features]``."""
+        if self._group is None:
+            return self._multiply(x, self.bias)
+        output = self._group.all_reduce(self._multiply(x, None))
+        return output if self.bias is None else output + self.bias
+
+    def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if isinstance(self.weight, Tensor):
-            return torch.nn.functional.linear(x, self.weight, self.bias)
+            return torch.nn.functional.linear(x, self.weight, bias)
+        part_biases = [None] * len(self.parts) if bias is None else self.part_biases
         outputs = [
-            quantized_matmul(x, part, bias)
-            for part, bias in zip(self.parts, self.part_biases, strict=True)
+            quantized_matmul(x, part, part_bias)
+            for part, part_bias in zip(self.parts, part_biases, strict=True)
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)

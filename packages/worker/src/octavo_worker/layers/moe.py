@@ -12,6 +12,7 @@ from octavo_kernels import Experts, PackedWeight, fused_moe
 from octavo_worker.layers.activation import GATED, KERNEL_NAMES
 from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import GatedMLP
+from octavo_worker.layers.parallel_weights import group_of
 from octavo_worker.layers.weight import Weight
 from octavo_worker.layers.weight_entry import WeightEntry, WeightPart, linear_entries
 
@@ -46,7 +47,9 @@ class MixtureOfExperts:
         self._router = router
         experts = [f"{prefix}.experts.{index}" for index in range(spec.num_experts)]
         self._gate_up = [Linear.of(weights, f"{expert}.gate_up_proj") for expert in experts]
-        self._down = [Linear.of(weights, f"{expert}.down_proj") for expert in experts]
+        # Several workers add up what they have of the whole mixture, not of each expert.
+        self._group = group_of(weights)
+        self._down = [Linear(weights[f"{expert}.down_proj.weight"]) for expert in experts]
         self._activation = GATED[spec.hidden_act]
         self._joined = _join(self._gate_up, self._down, spec.hidden_act)
         self._shared = None
@@ -91,6 +94,8 @@ class MixtureOfExperts:
             output = fused_moe(hidden, self._joined, weights, experts)
         else:
             output = run_experts(hidden, weights, experts, self._run_expert)
+        if self._group is not None:
+            output = self._group.all_reduce(output)
         return output if self._shared is None else output + self._shared.forward(hidden)
 
     def _run_expert(self, index: int, rows: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from octavo_core.model_spec import ModelSpec
 from octavo_kernels.dispatch import reference_forced
+from octavo_worker.layers.parallel_weights import group_of
 from octavo_worker.layers.weight import Weight
 
 
@@ -16,6 +17,8 @@ def fits_one_call(spec: ModelSpec, weights: Mapping[str, Weight]) -> bool:
     windows, soft caps, experts, sorted inputs, biases of the feed-forward, and sizes that do
     not fill its vectors. With ``OCTAVO_KERNELS=reference`` each operation is its torch twin.
     """
+    if group_of(weights) is not None:  # between the operations results are exchanged
+        return False
     packed = [weight for weight in weights.values() if isinstance(weight, tuple)]
     if reference_forced() or not packed:
         return False

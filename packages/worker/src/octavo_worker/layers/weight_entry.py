@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo_worker.layers.piece import Piece, shape_of_piece
+
 Transform = Callable[[Tensor], Tensor]
 
 
@@ -18,11 +20,18 @@ class WeightPart(NamedTuple):
         name: Its name.
         shape: Its shape in the checkpoint.
         transform: What makes the model's tensor of it; None for the tensor as it is.
+        piece: What is read of it; None for all.
     """
 
     name: str
     shape: tuple[int, ...]
     transform: Transform | None = None
+    piece: Piece | None = None
+
+    @property
+    def read_shape(self) -> tuple[int, ...]:
+        """Shape of what is read."""
+        return shape_of_piece(self.shape, self.piece)
 
 
 class WeightEntry(NamedTuple):

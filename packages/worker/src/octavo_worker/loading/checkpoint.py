@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import PackedWeight
+from octavo_worker.layers.piece import Piece
 
 
 class Checkpoint(Protocol):
@@ -31,27 +32,32 @@ class Checkpoint(Protocol):
         """Return the type of numbers that keeps a tensor as it is stored, or nearly so."""
         ...
 
-    def read_into(self, name: str, out: Tensor) -> None:
+    def read_into(self, name: str, out: Tensor, piece: Piece | None = None) -> None:
         """Copy a tensor to `out`, converted to its type.
 
         Args:
             name: One of ``names``.
-            out: Contiguous, of the tensor's shape, on any device.
+            out: Contiguous, of the shape of what is read, on any device.
+            piece: What to read of it; None for all.
 
         Raises:
             ModelError: The stored type is not supported, or the file is damaged.
         """
         ...
 
-    def read_packed(self, name: str, dtype: torch.dtype | None) -> PackedWeight:
+    def read_packed(
+        self, name: str, dtype: torch.dtype | None, piece: Piece | None = None
+    ) -> PackedWeight:
         """Pack a matrix for the CPU kernels, in the type that it is stored in.
 
         Args:
             name: One of ``names``, of two dimensions.
             dtype: Type to convert it to if it is not quantized; None keeps its own.
+            piece: What to read of it; None for all.
 
         Raises:
-            ModelError: The stored type is not supported, or the file is damaged.
+            ModelError: The stored type is not supported, the file is damaged, or a piece does
+                not end where blocks do that share a scale.
         """
         ...
 

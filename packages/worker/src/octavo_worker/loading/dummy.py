@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import PackedWeight, pack_dense_weight
+from octavo_worker.layers.piece import Piece, shape_of_piece
 from octavo_worker.layers.weight_entry import WeightEntry
 
 _SPREAD = 0.02
@@ -48,17 +49,21 @@ class DummyCheckpoint:
         """Return the type that most models are published in."""
         return torch.bfloat16
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Fill a tensor."""
+    def read_into(self, name: str, out: Tensor, piece: Piece | None = None) -> None:
+        """Fill a tensor, or a piece of it."""
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         numbers = torch.empty(self._shapes[name]).normal_(0.0, _SPREAD, generator=generator)
+        if piece is not None:
+            numbers = numbers.narrow(piece.dim, piece.start, piece.stop - piece.start)
         # Norms are about one; a model whose norms are about zero computes denormals.
         out.copy_(numbers + 1 if "norm" in name and name.endswith("weight") else numbers)
 
-    def read_packed(self, name: str, dtype: torch.dtype | None) -> PackedWeight:
-        """Fill a matrix, and pack it."""
-        numbers = torch.empty(self._shapes[name])
-        self.read_into(name, numbers)
+    def read_packed(
+        self, name: str, dtype: torch.dtype | None, piece: Piece | None = None
+    ) -> PackedWeight:
+        """Fill a matrix, or a piece of it, and pack it."""
+        numbers = torch.empty(shape_of_piece(self._shapes[name], piece))
+        self.read_into(name, numbers, piece)
         return pack_dense_weight(numbers.to(dtype or self.float_dtype(name)))
 
     def close(self) -> None:

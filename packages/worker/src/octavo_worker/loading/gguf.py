@@ -20,6 +20,7 @@ from octavo_kernels import (
     pack_weight,
     unpack_weight,
 )
+from octavo_worker.layers.piece import Piece, shape_of_piece
 from octavo_worker.loading.finite import check_finite
 from octavo_worker.loading.gguf_names import checkpoint_name
 
@@ -75,55 +76,67 @@ class GGUFCheckpoint:
         """Return a tensor's type; float32 for one that is quantized."""
         return _FLOATS.get(self._tensors[name].type.name, torch.float32)
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Unpack one tensor to `out`.
+    def read_into(self, name: str, out: Tensor, piece: Piece | None = None) -> None:
+        """Unpack one tensor, or a piece of it, to `out`.
 
         Raises:
             ModelError: Its type is not supported; the message names it.
         """
         info = self._supported(name)
-        num_heads = self._num_rotated_heads(name)
+        num_heads = self._num_rotated_heads(name, piece)
+        shape = shape_of_piece(info.shape, piece)
         if info.type.name not in DEQUANTIZABLE_TYPES:
-            out.copy_(unpack_weight(self.read_packed(name, None)))
+            out.copy_(unpack_weight(self.read_packed(name, None, piece)))
         elif num_heads is not None:
-            out.copy_(_to_halves(self._unpack(info), num_heads))
+            stored = self._stored_piece(info, piece).flatten()
+            out.copy_(_to_halves(dequantize(stored, info.type.name, shape), num_heads))
         elif self._is_shifted_norm(name):
-            out.copy_(self._unpack(info) - 1)
+            stored = self._stored_piece(info, piece).flatten()
+            out.copy_(dequantize(stored, info.type.name, shape) - 1)
         elif out.device.type == "cpu":
-            self._unpack(info, out)
+            dequantize(self._stored_piece(info, piece).flatten(), info.type.name, shape, out)
         else:
-            out.copy_(self._unpack(info))
+            stored = self._stored_piece(info, piece).flatten()
+            out.copy_(dequantize(stored, info.type.name, shape))
 
-    def read_packed(self, name: str, dtype: torch.dtype | None) -> PackedWeight:
-        """Repack one matrix as it is; one of floats may be converted.
+    def read_packed(
+        self, name: str, dtype: torch.dtype | None, piece: Piece | None = None
+    ) -> PackedWeight:
+        """Repack one matrix, or a piece of it, as it is; one of floats may be converted.
 
         Raises:
-            ModelError: Its type is not supported; the message names it.
+            ModelError: Its type is not supported, or a piece does not end where blocks do that
+                share a scale; the message names it.
         """
         info = self._supported(name)
-        kind, num_rows = info.type.name, info.shape[0]
-        rows = self._stored(info).view(num_rows, -1)  # [out_features, bytes of a row]
-        num_heads = self._num_rotated_heads(name)
+        kind = info.type.name
+        rows = self._stored_piece(info, piece)  # [out_features, bytes of a row]
+        num_heads = self._num_rotated_heads(name, piece)
         if num_heads is not None:
             rows = _to_halves(rows, num_heads)
         if kind in _FLOATS:
+            rows = rows.contiguous()
             return pack_dense_weight(rows.view(_FLOATS[kind]).to(dtype or _FLOATS[kind]))
-        return pack_weight(rows.flatten(), kind, info.shape)
+        return pack_weight(rows.flatten(), kind, shape_of_piece(info.shape, piece))
 
     def close(self) -> None:
         """Let go of the file."""
         # The map ends when the last tensor over it does; closing it under one would crash.
         del self._data
 
-    def _num_rotated_heads(self, name: str) -> int | None:
+    def _num_rotated_heads(self, name: str, piece: Piece | None) -> int | None:
         """Return the heads of a query or key projection, whose rows need reordering."""
         if self._architecture != "llama":
             return None
         if ".self_attn.q_proj." in name:
-            return self._spec.num_attention_heads
-        if ".self_attn.k_proj." in name:
-            return self._spec.num_key_value_heads
-        return None
+            num_heads = self._spec.num_attention_heads
+        elif ".self_attn.k_proj." in name:
+            num_heads = self._spec.num_key_value_heads
+        else:
+            return None
+        if piece is None:
+            return num_heads
+        return num_heads * (piece.stop - piece.start) // self._tensors[name].shape[0]
 
     def _is_shifted_norm(self, name: str) -> bool:
         """Whether a weight of Gemma's norms, which transformers saves less one and GGUF whole."""
@@ -139,16 +152,35 @@ class GGUFCheckpoint:
             )
         return info
 
-    def _unpack(self, info: TensorInfo, out: Tensor | None = None) -> Tensor:
-        return dequantize(self._stored(info), info.type.name, info.shape, out)
+    def _stored_piece(self, info: TensorInfo, piece: Piece | None) -> Tensor:
+        """Return the bytes of whole rows, or of whole blocks of each: ``[rows, bytes]``."""
+        stored = self._cut(info, piece).contiguous()
+        check_finite(_scales(stored.flatten(), info.type), info.name, str(self._path))
+        return stored
+
+    def _cut(self, info: TensorInfo, piece: Piece | None) -> Tensor:
+        stored = self._stored(info).view(info.shape[0], -1)
+        if piece is None:
+            return stored
+        if piece.dim == 0:
+            return stored[piece.start : piece.stop]
+        block = info.type.block_weights
+        if piece.start % block or piece.stop % block:
+            raise ModelError(
+                f"{self._path}: tensor {info.name} is stored in blocks of {block} inputs, and "
+                f"tensor parallelism would give a worker inputs {piece.start} to {piece.stop}; "
+                f"use a tensor_parallel_size that leaves blocks whole.",
+                field=info.name,
+            )
+        per_block = info.type.block_bytes
+        first, last = piece.start // block * per_block, piece.stop // block * per_block
+        return stored[:, first:last]
 
     def _stored(self, info: TensorInfo) -> Tensor:
         """Return ``[num_bytes]`` uint8 over the file."""
-        stored = torch.frombuffer(
+        return torch.frombuffer(
             self._data, dtype=torch.uint8, count=info.num_bytes, offset=info.offset
         )
-        check_finite(_scales(stored, info.type), info.name, str(self._path))
-        return stored
 
 
 def _scales(stored: Tensor, kind: GGUFType) -> Tensor:

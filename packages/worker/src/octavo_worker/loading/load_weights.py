@@ -30,6 +30,8 @@ from octavo_worker.loading.quantized import QuantizedCheckpoint
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
 from octavo_worker.loading.weight_form import QUANTIZED_BLOCK, VOCABULARY_KIND, WeightForm
 from octavo_worker.models import WeightEntry, WeightPart, resolve_model_class
+from octavo_worker.parallel_state import ONLY_WORKER, ParallelPlace
+from octavo_worker.sharding import entries_of_rank
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +49,18 @@ def load_weights(
     device: torch.device,
     on_progress: ProgressCallback,
     load_format: str = "auto",
+    place: ParallelPlace = ONLY_WORKER,
 ) -> dict[str, Weight]:
-    """Load every tensor of a model.
+    """Load every tensor of a model, or a worker's part of it.
 
     Args:
-        spec: The model's hyper-parameters.
+        spec: The whole model's hyper-parameters.
         path: A folder with safetensors files, or a .gguf file.
         form: How weights are to be kept.
         device: Where the result is to be; packed matrices are for a CPU.
         on_progress: Told about the share of weights that is there.
         load_format: ``dummy`` makes random weights, and reads none.
+        place: Of this worker, which reads only its part.
 
     Returns:
         The tensors of the model class's `weight_layout`, by its names.
@@ -66,7 +70,7 @@ def load_weights(
             The message names the file and the tensor.
     """
     layout = resolve_model_class(spec).weight_layout(spec)
-    return load_layout(layout, spec, path, form, device, on_progress, load_format)
+    return load_layout(layout, spec, path, form, device, on_progress, load_format, place)
 
 
 def load_layout(
@@ -77,6 +81,7 @@ def load_layout(
     device: torch.device,
     on_progress: ProgressCallback,
     load_format: str = "auto",
+    place: ParallelPlace = ONLY_WORKER,
 ) -> dict[str, Weight]:
     """Load the tensors of a layout; see `load_weights`."""
     opened: Checkpoint
@@ -87,13 +92,19 @@ def load_layout(
     with closing(opened) as checkpoint:
         layout = [_as_stored(entry, checkpoint.names) for entry in layout]
         _check_nothing_left_over(spec, layout, checkpoint)
-        total = sum(math.prod(part.shape) for entry in layout for part in entry.parts)
+        if place.world_size > 1:
+            mine = entries_of_rank(spec, place, resolve_model_class(spec).weight_layout)
+            layout = [_as_stored(entry, checkpoint.names) for entry in mine]
+        total = sum(math.prod(part.read_shape) for entry in layout for part in entry.parts)
         done = 0
         weights: dict[str, Weight] = {}
         for entry in layout:
             weights[entry.name] = _load_entry(entry, weights, checkpoint, form, device)
-            done += sum(math.prod(part.shape) for part in entry.parts)
+            done += sum(math.prod(part.read_shape) for part in entry.parts)
             on_progress(STAGE, done / total)
+    if not place.is_first_stage:  # there only for what is tied to it
+        for entry in layout:
+            weights.pop(entry.tied_to or "", None)
     return weights
 
 
@@ -165,19 +176,20 @@ def _read_whole(
     if any(part.transform is not None for part in entry.parts):
         parts = [_read_transformed(part, checkpoint).to(device, dtype) for part in entry.parts]
         return torch.cat(parts).contiguous()
-    rows = sum(part.shape[0] for part in entry.parts)
-    tensor = torch.empty((rows, *entry.parts[0].shape[1:]), dtype=dtype, device=device)
+    shapes = [part.read_shape for part in entry.parts]
+    rows = sum(shape[0] for shape in shapes)
+    tensor = torch.empty((rows, *shapes[0][1:]), dtype=dtype, device=device)
     first = 0
-    for part in entry.parts:
-        checkpoint.read_into(part.name, tensor[first : first + part.shape[0]])
-        first += part.shape[0]
+    for part, shape in zip(entry.parts, shapes, strict=True):
+        checkpoint.read_into(part.name, tensor[first : first + shape[0]], part.piece)
+        first += shape[0]
     return tensor
 
 
 def _read_transformed(part: WeightPart, checkpoint: Checkpoint) -> Tensor:
     """Read one tensor in float32, and make the model's of it."""
-    wide = torch.empty(part.shape)
-    checkpoint.read_into(part.name, wide)
+    wide = torch.empty(part.read_shape)
+    checkpoint.read_into(part.name, wide, part.piece)
     return wide if part.transform is None else part.transform(wide)
 
 
@@ -191,7 +203,7 @@ def _pack(
         if part.transform is not None:
             dtype = form.dense_dtype or checkpoint.float_dtype(part.name)
             return pack_dense_weight(_read_transformed(part, checkpoint).to(dtype).contiguous())
-        return checkpoint.read_packed(part.name, form.dense_dtype)
+        return checkpoint.read_packed(part.name, form.dense_dtype, part.piece)
     kind = form.quantization
     if kind == "q4_0" and is_vocabulary:
         kind = VOCABULARY_KIND

@@ -18,6 +18,7 @@ from octavo_kernels import (
     pack_gptq_weight,
     unpack_weight,
 )
+from octavo_worker.layers.piece import Piece
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
 
 _WORD = 8  # weights of 4 bits in an int32
@@ -90,21 +91,33 @@ class QuantizedCheckpoint(SafetensorsCheckpoint):
             return torch.float32
         return super().float_dtype(name)
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Copy one tensor to `out`, with its numbers written out."""
-        if self._is_quantized(name):
-            out.copy_(unpack_weight(self.read_packed(name, None)))
-        else:
-            super().read_into(name, out)
+    def read_into(self, name: str, out: Tensor, piece: Piece | None = None) -> None:
+        """Copy one tensor, or a piece of it, to `out`, with its numbers written out."""
+        if not self._is_quantized(name):
+            super().read_into(name, out, piece)
+            return
+        whole = unpack_weight(self.read_packed(name, None))
+        if piece is not None:
+            whole = whole.narrow(piece.dim, piece.start, piece.stop - piece.start)
+        out.copy_(whole)
 
-    def read_packed(self, name: str, dtype: torch.dtype | None) -> PackedWeight:
+    def read_packed(
+        self, name: str, dtype: torch.dtype | None, piece: Piece | None = None
+    ) -> PackedWeight:
         """Repack one matrix as it is; one that isn't quantized may be converted.
 
         Raises:
-            ModelError: A part of it is missing or of a wrong shape.
+            ModelError: A part of it is missing or of a wrong shape, or a piece is asked for of
+                a matrix that is quantized.
         """
         if not self._is_quantized(name):
-            return super().read_packed(name, dtype)
+            return super().read_packed(name, dtype, piece)
+        if piece is not None:
+            raise ModelError(
+                f"{self.place(name)}: tensor {name} is quantized in a way that can't be divided "
+                f"among workers yet; use --tensor-parallel-size 1, or --quantization none.",
+                field="tensor_parallel_size",
+            )
         try:
             return self._pack(name)
         except (ValueError, RuntimeError, IndexError) as error:
@@ -118,7 +131,7 @@ class QuantizedCheckpoint(SafetensorsCheckpoint):
         module = self._words[name]
         words, zeros = self._raw(f"{module}.qweight"), self._raw(f"{module}.qzeros")
         self._check_there(f"{module}.scales")
-        scales = self._read(f"{module}.scales")
+        scales = self._read(f"{module}.scales", None)
         if self._is_awq:
             return pack_awq_weight(words, zeros, scales)
         index = f"{module}.g_idx"
@@ -130,7 +143,7 @@ class QuantizedCheckpoint(SafetensorsCheckpoint):
         for companion in ("weight_scale", "weight_scale_inv"):
             scale = f"{self._float8[name]}.{companion}"
             if scale in self._shards:
-                return self._read(scale)
+                return self._read(scale, None)
         raise ModelError(
             f"{self.place(name)}: tensor {self._float8[name]}.weight_scale is missing.", field=name
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo_core.errors import ModelError
 from octavo_core.model_spec import read_json
 from octavo_kernels import PackedWeight, pack_dense_weight
+from octavo_worker.layers.piece import Piece
 from octavo_worker.loading.finite import check_finite
 
 SINGLE_FILE = "model.safetensors"
@@ -61,21 +62,23 @@ class SafetensorsCheckpoint:
         """Return a tensor's type; float32 for float64."""
         return _PACKED_DTYPES.get(self._slice(name).get_dtype(), torch.float32)
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Copy one tensor to `out`, converted to its type.
+    def read_into(self, name: str, out: Tensor, piece: Piece | None = None) -> None:
+        """Copy one tensor, or a piece of it, to `out`, converted to its type.
 
         Raises:
             ModelError: It is not of a floating-point type.
         """
-        out.copy_(self._read(name))
+        out.copy_(self._read(name, piece))
 
-    def read_packed(self, name: str, dtype: torch.dtype | None) -> PackedWeight:
-        """Pack a matrix in its own type, or in another.
+    def read_packed(
+        self, name: str, dtype: torch.dtype | None, piece: Piece | None = None
+    ) -> PackedWeight:
+        """Pack a matrix, or a piece of it, in its own type, or in another.
 
         Raises:
             ModelError: It is not of a floating-point type.
         """
-        tensor = self._read(name)
+        tensor = self._read(name, piece)
         if dtype is None:
             dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
         return pack_dense_weight(tensor.to(dtype))
@@ -84,7 +87,7 @@ class SafetensorsCheckpoint:
         """Let go of the files."""
         self._files.clear()
 
-    def _read(self, name: str) -> Tensor:
+    def _read(self, name: str, piece: Piece | None) -> Tensor:
         kind = self._slice(name).get_dtype()
         if kind not in _FLOATS:
             raise ModelError(
@@ -92,7 +95,12 @@ class SafetensorsCheckpoint:
                 f"supported: {', '.join(_FLOATS)}.",
                 field=name,
             )
-        tensor: Tensor = self._open(self._shards[name]).get_tensor(name)
+        tensor: Tensor
+        if piece is None:
+            tensor = self._open(self._shards[name]).get_tensor(name)
+        else:  # of the file only this is read
+            index = (slice(None),) * piece.dim + (slice(piece.start, piece.stop),)
+            tensor = self._slice(name)[index]
         check_finite(tensor, name, self.place(name))
         return tensor
 

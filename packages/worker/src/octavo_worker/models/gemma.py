@@ -51,7 +51,7 @@ class GemmaForCausalLM:
         device: torch.device,
     ) -> None:
         rotaries = build_rotaries(spec, max_model_len, device)
-        self._embedding = Embedding(weights[EMBEDDING])
+        self._embedding = Embedding.of(weights, EMBEDDING)
         self._embedding_scale = spec.hidden_size**0.5
         self._layers = [
             GemmaDecoderLayer(spec, weights, index, rotary) for index, rotary in enumerate(rotaries)

@@ -146,12 +146,15 @@ class LlamaForCausalLM:
         device: torch.device,
     ) -> None:
         rotaries = build_rotaries(spec, max_model_len, device)
-        self._embedding = Embedding(weights[EMBEDDING])
+        self._embedding = Embedding.of(weights, EMBEDDING)
         self._layers = [
             self.layer_class(spec, weights, index, rotary) for index, rotary in enumerate(rotaries)
         ]
-        self._norm = RMSNorm(tensor_of(weights, NORM), spec.rms_norm_eps)
-        self._lm_head = Linear(weights[LM_HEAD])
+        # A stage of a pipeline that is not the last has neither.
+        self._norm = None
+        if NORM in weights:
+            self._norm = RMSNorm(tensor_of(weights, NORM), spec.rms_norm_eps)
+        self._lm_head = Linear(weights[LM_HEAD]) if LM_HEAD in weights else None
         self._scale = AttentionKind.of_layer(spec, 0).scale
         self._decoder = None
         if fits_one_call(spec, weights):
@@ -197,13 +200,16 @@ class LlamaForCausalLM:
         residual = torch.zeros_like(hidden)
         for layer, kv_cache, seen in zip(self._layers, kv_caches, metadata, strict=True):
             hidden, residual = layer.forward(hidden, residual, positions, kv_cache, seen)
-        return self._norm(hidden + residual)
+        hidden = hidden + residual
+        return hidden if self._norm is None else self._norm(hidden)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Compute ``[num_rows, vocab_size]`` float32 from ``[num_rows, hidden_size]``."""
+        assert self._lm_head is not None
         return self._lm_head(hidden_states).float()
 
     def _join_layers(self, spec: ModelSpec, rotary: Rotary) -> Decoder:
+        assert self._norm is not None
         return Decoder(
             [layer.packed() for layer in self._layers],
             self._norm.weight,

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from octavo_core.errors import ConfigError
-from octavo_core.simulator.router import (
+from octavo_core.router import (
     LeastLoadedRouter,
     PowerOfTwoRouter,
     PrefixAffinityRouter,

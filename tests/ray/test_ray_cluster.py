@@ -1,0 +1,108 @@
+"""Workers as actors of a Ray cluster of two nodes, both on this machine.
+
+It takes a minute and hundreds of megabytes, so it has a session of its own: `nox -s ray`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from octavo_core.errors import ConfigError, EngineDeadError
+from octavo_core.model_spec import read_model_spec
+from octavo_worker.executors import create_executor
+from support import engine_texts
+from support.tiny_families import save_family
+
+if not os.environ.get("OCTAVO_RAY_TESTS"):
+    pytest.skip("runs in `nox -s ray`", allow_module_level=True)
+ray = pytest.importorskip("ray")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+from octavo_core.config import resolve_config  # noqa: E402
+
+pytestmark = pytest.mark.timeout(150)
+
+STORE = 100 << 20  # bytes of shared memory of each node
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    node = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
+    cluster.add_node(num_cpus=1, object_store_memory=STORE)
+    cluster.wait_for_nodes()
+    before = os.environ.get("RAY_ADDRESS")
+    os.environ["RAY_ADDRESS"] = cluster.address
+    yield cluster
+    if before is None:
+        del os.environ["RAY_ADDRESS"]
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("llama")
+    save_family("llama", path)
+    return path
+
+
+def _config(folder, **values):
+    defaults = {
+        "device": "cpu",
+        "cpu_threads": 2,
+        "kv_cache_memory": 1 << 22,
+        "max_num_seqs": 6,
+        "max_num_batched_tokens": 32,
+        "max_model_len": 128,
+    }
+    return resolve_config(defaults | values).replace("the test", model_path=str(folder))
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=["TP2", "PP2"])
+def test_same_tokens_over_two_nodes_as_from_one_worker(cluster, folder, sizes):
+    expected = engine_texts.generate(_config(folder))
+    config = _config(
+        folder,
+        distributed_executor_backend="ray",
+        tensor_parallel_size=sizes[0],
+        pipeline_parallel_size=sizes[1],
+    )
+    started = time.monotonic()
+    engine = engine_texts.start_engine(config)
+    print(f"started in {time.monotonic() - started:.1f} s")
+    try:
+        table = ray.util.placement_group_table(engine._executor._group)
+        assert len(set(table["bundles_to_node_id"].values())) == 2
+        assert engine_texts.run(engine, engine_texts.requests()) == expected
+    finally:
+        engine.shutdown()
+
+
+def test_the_death_of_an_actor_ends_the_engine(cluster, folder):
+    config = _config(folder, distributed_executor_backend="ray", tensor_parallel_size=2)
+    engine = engine_texts.start_engine(config)
+    try:
+        engine.check_health()
+        killed = engine._executor._workers[1]
+        killed.kill()
+        deadline = time.monotonic() + 30
+        while killed.death is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        with pytest.raises(EngineDeadError, match="worker 1 has ended"):
+            engine.check_health()
+        with pytest.raises(EngineDeadError):
+            engine_texts.run(engine, engine_texts.requests())
+    finally:
+        engine.shutdown()
+
+
+def test_no_room(cluster, folder, monkeypatch):
+    monkeypatch.setattr("octavo_worker.executors.ray_cluster.PLACEMENT_TIMEOUT", 2.0)
+    config = _config(folder, distributed_executor_backend="ray", tensor_parallel_size=6)
+    with pytest.raises(ConfigError, match=r"6 x 1 CPU free; it has 2 of 2 CPU"):
+        create_executor(config, read_model_spec(folder))
