@@ -9,6 +9,9 @@
     nox -s wheels                      build the five wheels and serve from them alone
     nox -s bench -- startup            run bench/startup.py
     nox -s sim mutants                 simulate on more seeds; see whether tests notice planted bugs
+    nox -s faults -- --repeat 20       kill, stop and starve a server in every way, again and again
+    nox -s soak -- --requests 10000    watch memory, files and threads over many requests
+    nox -s audit                       look the dependencies up in the advisory database
     nox -s schemathesis                send what the OpenAPI document allows, and what it does not
 
 An environment is installed once. It is installed again when a pyproject.toml, a
@@ -172,6 +175,44 @@ def triton(session: nox.Session) -> None:
         environment = os.environ | {"PYTHONPATH": str(folder)}
         jobs += [(command, environment) for command in (compile_all, tests)]
     run_side_by_side(session, jobs)
+
+
+@nox.session(venv_backend="none")
+def faults(session: nox.Session) -> None:
+    """Check each promise of docs/reliability.md: `nox -s faults -- [--repeat N] [pytest's]`."""
+    parser = argparse.ArgumentParser(prog="nox -s faults --")
+    parser.add_argument("--repeat", type=int, default=1, help="how many times")
+    options, others = parser.parse_known_args(session.posargs)
+    environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
+    # Soaking takes an hour, and has a session of its own.
+    tests = ("-m", "pytest", "-q", "tests/faults", "--ignore=tests/faults/test_soak.py", *others)
+    for number in range(options.repeat):
+        session.log(f"Run {number + 1} of {options.repeat}")
+        session.run(python_of(environment), *tests, env={"OCTAVO_LONG_FAULTS": "1"}, external=True)
+
+
+@nox.session(venv_backend="none")
+def soak(session: nox.Session) -> None:
+    """Send many mixed requests and watch for leaks: `nox -s soak -- [--requests N]`."""
+    parser = argparse.ArgumentParser(prog="nox -s soak --")
+    parser.add_argument("--requests", type=int, default=10_000, help="how many")
+    options = parser.parse_args(session.posargs)
+    environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
+    session.run(
+        *(python_of(environment), "-m", "pytest", "-q", "-s", "tests/faults/test_soak.py"),
+        env={"OCTAVO_LONG_FAULTS": "1", "OCTAVO_SOAK_REQUESTS": str(options.requests)},
+        external=True,
+    )
+
+
+@nox.session(venv_backend="virtualenv")
+def audit(session: nox.Session) -> None:
+    """Look up what serving needs in the advisory database (pip-audit); needs the network."""
+    installed = python_of(shared_environment(session))
+    session.install("-q", *CONSTRAINTS, "pip-audit")
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    path = session.run(installed, "-c", where, external=True, silent=True)
+    session.run("pip-audit", "--skip-editable", "--path", str(path).strip())
 
 
 @nox.session(venv_backend="virtualenv")

@@ -12,6 +12,7 @@ from octavo_core.wire import EngineCoreOutput
 from octavo_server import output_processor
 from octavo_server.detokenizer import Detokenizer
 from octavo_server.engine_process import EngineTarget
+from octavo_server.input_processor import InputProcessor
 from octavo_server.request_ledger import RequestLedger
 from support.scripted_engine import run_scripted_engine
 
@@ -59,3 +60,29 @@ def constrained_engine() -> EngineTarget:
     from support.constrained_engine import run_constrained_engine
 
     return run_constrained_engine
+
+
+def front_that_chokes() -> EngineTarget:
+    """A front that has an unexpected error where it makes the engine's requests."""
+    process = InputProcessor.process
+
+    def choke(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        if prompt == "choke":
+            raise ZeroDivisionError
+        return process(self, request_id, prompt, *args, **kwargs)
+
+    InputProcessor.process = choke  # type: ignore[method-assign]
+    return run_scripted_engine
+
+
+def front_that_keeps_everything() -> EngineTarget:
+    """A front that leaks 8 KiB with each request."""
+    kept: list[bytearray] = []
+    add = RequestLedger.add
+
+    def leak(self: Any, *args: Any, **kwargs: Any) -> None:
+        kept.append(bytearray(8192))
+        add(self, *args, **kwargs)
+
+    RequestLedger.add = leak  # type: ignore[method-assign]
+    return run_scripted_engine

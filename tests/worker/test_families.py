@@ -112,6 +112,33 @@ def test_family_matches_transformers(family, make_config, tmp_path):
     assert engine.core.stats().prefix_cache_hits > before.prefix_cache_hits
 
 
+@pytest.mark.parametrize("family", ["gemma3", "deepseek-v3"])
+def test_evicted_blocks_come_back_from_the_host(family, make_config, tmp_path):
+    """Also where layers of several groups share memory, or keep latents."""
+    reference = save_family(family, tmp_path)
+    config = make_config(
+        tmp_path,
+        quantization="none",
+        cpu_threads=1,
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks_override=_few_blocks(read_model_spec(tmp_path)),
+        max_num_batched_tokens=STEP_TOKENS,
+        max_num_seqs=2,
+        max_model_len=LONGEST,
+        swap_space=1 << 22,
+    )
+    engine = Engine(config, tmp_path)
+    first, *others = (torch.randint(0, VOCAB_SIZE, (33,)).tolist() for _ in range(4))
+    engine.generate([first])
+    for other in others:
+        engine.generate([other])
+    engine.logits.clear()
+    again = [*first[:30], 7, 7]
+    (sequence,) = engine.generate([again])
+    assert engine.core.stats().host_cache_hits > 0
+    _check(engine, reference, sequence, len(again))
+
+
 FITTING = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
 ONE_CALL = {"llama", "qwen2", "qwen3", "mistral", "phi4"}
 

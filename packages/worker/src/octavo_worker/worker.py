@@ -37,6 +37,7 @@ from octavo_worker.device import (
 )
 from octavo_worker.kv_caches import allocate_kv_caches
 from octavo_worker.load_model import load_model
+from octavo_worker.loading.progress_bar import ProgressBar
 from octavo_worker.model_runner import ModelInput, ModelRunner
 from octavo_worker.models import KVCache, has_definition
 
@@ -115,7 +116,7 @@ class Worker:
                 self._form,
                 self._max_model_len,
                 self.device,
-                on_progress,
+                ProgressBar(on_progress),
                 self._config.model.load_format,
             )
         self.model = model

@@ -130,5 +130,7 @@ def _join(gate_up: list[Linear], down: list[Linear], activation: str) -> Experts
     wholes: list[PackedWeight] = [linear.whole for linear in every]
     if any(size % _KERNEL_BLOCK for weight in wholes for size in weight.shape):
         return None
+    if any(weight.input_order is not None for weight in wholes):
+        return None
     count = len(gate_up)
     return Experts(wholes[:count], wholes[count:], KERNEL_NAMES[activation])

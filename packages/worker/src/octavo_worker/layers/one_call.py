@@ -13,11 +13,13 @@ def fits_one_call(spec: ModelSpec, weights: Mapping[str, Weight]) -> bool:
     """Whether `octavo_kernels.Decoder` takes a Llama-like model.
 
     Without it, the layers run one operation after the other: what it does not have are
-    windows, soft caps, experts, biases of the feed-forward, and sizes that do not fill its
-    vectors. With ``OCTAVO_KERNELS=reference`` each operation is its torch twin.
+    windows, soft caps, experts, sorted inputs, biases of the feed-forward, and sizes that do
+    not fill its vectors. With ``OCTAVO_KERNELS=reference`` each operation is its torch twin.
     """
-    if reference_forced() or not any(isinstance(weight, tuple) for weight in weights.values()):
+    packed = [weight for weight in weights.values() if isinstance(weight, tuple)]
+    if reference_forced() or not packed:
         return False
+    has_sorted_inputs = any(part.input_order is not None for parts in packed for part in parts)
     rotary_dim = int(spec.head_dim * spec.rope_parameters.get("partial_rotary_factor", 1.0))
     sizes_fit = not (
         spec.head_dim % 16  # halves of rotated heads are vectors of 8
@@ -31,7 +33,8 @@ def fits_one_call(spec: ModelSpec, weights: Mapping[str, Weight]) -> bool:
         for layer in spec.layers
     )
     is_plain = not (
-        spec.mlp_bias
+        has_sorted_inputs
+        or spec.mlp_bias
         or spec.num_experts
         or spec.attn_logit_softcapping
         or spec.family.attention_sinks

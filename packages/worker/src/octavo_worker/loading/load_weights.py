@@ -26,6 +26,7 @@ from octavo_worker.layers.weight import Packed, Weight
 from octavo_worker.loading.checkpoint import Checkpoint
 from octavo_worker.loading.dummy import DummyCheckpoint
 from octavo_worker.loading.gguf import GGUFCheckpoint
+from octavo_worker.loading.quantized import QuantizedCheckpoint
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
 from octavo_worker.loading.weight_form import QUANTIZED_BLOCK, VOCABULARY_KIND, WeightForm
 from octavo_worker.models import WeightEntry, WeightPart, resolve_model_class
@@ -78,7 +79,11 @@ def load_layout(
     load_format: str = "auto",
 ) -> dict[str, Weight]:
     """Load the tensors of a layout; see `load_weights`."""
-    opened = DummyCheckpoint(layout) if load_format == "dummy" else open_checkpoint(path)
+    opened: Checkpoint
+    if load_format == "dummy":
+        opened = DummyCheckpoint(layout)
+    else:
+        opened = open_checkpoint(path, is_quantized=spec.quantization is not None)
     with closing(opened) as checkpoint:
         layout = [_as_stored(entry, checkpoint.names) for entry in layout]
         _check_nothing_left_over(spec, layout, checkpoint)
@@ -92,15 +97,19 @@ def load_layout(
     return weights
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path, *, is_quantized: bool = False) -> Checkpoint:
     """Open a folder with safetensors files, or a .gguf file.
+
+    Args:
+        path: The folder or file.
+        is_quantized: Whether a folder's config.json says that its matrices are quantized.
 
     Raises:
         ModelError: There is nothing there that can be read.
     """
     path = Path(path)
     if path.is_dir():
-        return SafetensorsCheckpoint(path)
+        return QuantizedCheckpoint(path) if is_quantized else SafetensorsCheckpoint(path)
     return GGUFCheckpoint(path)
 
 
@@ -202,7 +211,12 @@ def _join(parts: list[PackedWeight]) -> Packed:
     A file may keep values in more bits than keys (GGUF's K mixtures do); those stay apart.
     """
     rows = WEIGHT_KINDS[parts[0].kind].rows
-    alike = all(part.kind == parts[0].kind for part in parts)
+    alike = all(
+        part.kind == parts[0].kind
+        and part.scale_block == parts[0].scale_block
+        and part.input_order is None
+        for part in parts
+    )
     if len(parts) > 1 and alike and not any(part.shape[0] % rows for part in parts[:-1]):
         return (concatenate_weights(parts),)
     return tuple(parts)
