@@ -5,6 +5,7 @@
     nox -s tests -- tests/core -k pool run the tests, or some of them
     nox -s "alone(core)"               run one package's tests with its own dependencies only
     nox -s triton                      test the GPU kernels without a GPU
+    nox -s ray                         test workers in a Ray cluster of two nodes
     nox -s lint types                  style, import rules and types
     nox -s wheels                      build the five wheels and serve from them alone
     nox -s bench -- startup            run bench/startup.py
@@ -51,6 +52,12 @@ TRITONS = {
     "3.6.0": ("triton==3.6.0", "numpy<2.4"),
     "3.9.0": ("triton==3.9.0",),
 }
+# Ray, and what of its dependencies the shared environment does not have.
+RAY = (
+    *("ray", "click", "filelock", "jsonschema", "msgpack", "packaging", "protobuf", "pyyaml"),
+    *("requests", "attrs", "referencing", "jsonschema-specifications", "rpds-py", "urllib3"),
+    *("certifi", "charset-normalizer", "idna"),
+)
 # What a package's tests compare it with, beyond TEST_TOOLS.
 TEST_EXTRAS = {
     "core": (),
@@ -213,6 +220,24 @@ def audit(session: nox.Session) -> None:
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     path = session.run(installed, "-c", where, external=True, silent=True)
     session.run("pip-audit", "--skip-editable", "--path", str(path).strip())
+
+
+@nox.session(venv_backend="none")
+def ray(session: nox.Session) -> None:
+    """Test the Ray executor on a cluster of two nodes on this machine: `-- [pytest's]`."""
+    environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
+    python = python_of(environment)
+    # Beside the shared environment, not in it: `tests` has no ray, as most users have not.
+    folder = ROOT / ".nox" / "ray"
+    pip = (python, "-m", "pip", "install", "-q", "--no-deps", "--upgrade", *CONSTRAINTS)
+    install = (*pip, "--target", str(folder), *RAY)
+    install_once(folder, RAY, partial(session.run, *install, external=True))
+    session.run(
+        *(python, "-m", "pytest", "-q", "tests/ray", *session.posargs),
+        # Its nodes' processes have to find it, and our packages, too.
+        env={"OCTAVO_RAY_TESTS": "1", "PYTHONPATH": str(folder)},
+        external=True,
+    )
 
 
 @nox.session(venv_backend="virtualenv")

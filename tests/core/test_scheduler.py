@@ -507,3 +507,37 @@ def test_a_request_tells_when_it_ran_first_and_how_often_it_was_preempted() -> N
         (100.0, 1),
         (100.0, 1),
     ]
+
+
+def test_the_steps_of_a_pipeline_share_the_requests() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=100, max_num_seqs=8)
+    scheduler = Scheduler(config, BlockManager(100, 4), 1000, num_stages=2)
+    for name in "abcd":
+        scheduler.add_request(make_request(name, 5, max_tokens=9))
+    step = scheduler.schedule()
+    assert step is not None
+    assert len(step.slots) == 4  # prompts
+    assert scheduler.schedule() is None  # everybody's next token is in flight
+    finish_step(scheduler, step)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert first is not None
+    assert second is not None
+    assert (first.slots, second.slots) == ([0, 1], [2, 3])
+    assert scheduler.schedule() is None
+    known = {request.slot: request.num_tokens for request in scheduler.running}
+    for step, slots in ((first, [0, 1]), (second, [2, 3])):
+        assert [known[slot] for slot in slots] == [6, 6]
+        output = ModelRunnerOutput(step.step_id, [7, 7])
+        scheduler.update_from_output(output)
+        again = scheduler.schedule()
+        assert again is not None
+        assert again.slots == slots
+
+
+def test_one_request_alone_goes_through_a_pipeline_step_by_step() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=4, max_num_seqs=8)
+    scheduler = Scheduler(config, BlockManager(100, 4), 1000, num_stages=3)
+    scheduler.add_request(make_request("a", 12, max_tokens=2))
+    steps = [scheduler.schedule() for _ in range(4)]
+    # A prompt's pieces need no token, so each stage has one; then it waits.
+    assert [step and step.num_scheduled_tokens for step in steps] == [[4], [4], [4], None]

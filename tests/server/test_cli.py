@@ -118,7 +118,6 @@ def test_a_model_given_twice() -> None:
         (["sreve"], ["sreve", "serve"]),
         (["serve", "--kv-cache-memory-bytes", "1"], ["vLLM's", "is --kv-cache-memory here"]),
         (["serve", "--trust-remote-code"], ["--trust-remote-code is not supported: code"]),
-        (["serve", "--speculative-config={}"], ["--speculative-config is not supported: there"]),
         (["serve", "--no-enable-chunked-prefill"], ["always computed in pieces"]),
         (["serve", "--numa-bind"], ["vLLM's --numa-bind is not supported"]),
         (["serve", "--config", "/none.yaml"], ["--config /none.yaml", "no such file"]),

@@ -1,8 +1,14 @@
 """Several workers compute what one computes."""
 
+import os
+import signal
+
 import psutil
 import pytest
 
+from octavo_core.errors import ConfigError, EngineDeadError, EngineError
+from octavo_core.model_spec import read_model_spec
+from octavo_worker.executors import create_executor
 from support import engine_texts
 
 TINY = {
@@ -27,7 +33,7 @@ def expected(make_config, tiny_folder):
     [((2, 1), "auto"), ((1, 2), "none"), ((2, 2), "auto")],
     ids=["TP2", "PP2", "TP2 x PP2"],
 )
-def test_same_tokens_as_one_worker(make_config, tiny_folder, expected, sizes, form):
+def test_same_tokens_as_one_worker(drive, make_config, tiny_folder, expected, sizes, form):
     """With prompts in pieces, preemptions and prefix hits, greedy and with seeds."""
     config = make_config(
         tiny_folder,
@@ -40,18 +46,44 @@ def test_same_tokens_as_one_worker(make_config, tiny_folder, expected, sizes, fo
     try:
         assert engine_texts.run(engine, engine_texts.requests()) == expected[form]
         assert engine.stats().num_preemptions > 0
-        workers = [
-            child
-            for child in psutil.Process().children()
-            if "".join(child.cmdline()).startswith("octavo: worker")
-        ]
-        assert len(workers) >= sizes[0] * sizes[1]
-        listening = [
-            connection.laddr.ip
-            for worker in workers
-            for connection in worker.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-        ]
-        assert set(listening) <= {"127.0.0.1", "::1"}
+        workers = _workers()
+        assert len(workers) == sizes[0] * sizes[1]
+        assert _listening(workers) <= {"127.0.0.1", "::1"}
+        # A step that raises everywhere leaves nobody waiting for anybody.
+        engine._executor.execute_model(drive.step([(5, 5, 0)], freed=[5], step_id=1))
+        with pytest.raises(EngineError, match="slot 5 is scheduled up to token 5"):
+            engine._executor.sample_tokens(None).result(timeout=60)
+        assert engine_texts.run(engine, engine_texts.requests()) == expected[form]
+        # One worker's end is everybody's.
+        os.kill(workers[-1].pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            engine_texts.run(engine, engine_texts.requests())
     finally:
         engine.shutdown()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
+
+
+def _workers():
+    return [
+        child
+        for child in psutil.Process().children()
+        if "".join(child.cmdline()).startswith("octavo: worker")
+    ]
+
+
+def _listening(workers):
+    return {
+        connection.laddr.ip
+        for worker in workers
+        for connection in worker.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def test_one_process_is_not_enough(make_config, tiny_folder):
+    config = make_config(
+        tiny_folder, distributed_executor_backend="uni", tensor_parallel_size=2, **TINY
+    )
+    with pytest.raises(ConfigError, match=r"uni \(from flag .*runs one worker.*use mp or ray"):
+        create_executor(config, read_model_spec(tiny_folder))

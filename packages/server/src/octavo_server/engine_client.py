@@ -106,6 +106,11 @@ class EngineClient:
         return self._num_in_flight
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of prompts that have no answer's token yet."""
+        return self._ledger.num_waiting_tokens
+
+    @property
     def num_restarts(self) -> int:
         """How many engines were started in place of one that had crashed."""
         return self._supervisor.num_restarts if self._supervisor is not None else 0
@@ -153,8 +158,14 @@ class EngineClient:
         if self.state not in (EngineState.READY, EngineState.RESTARTING):
             raise self._death.result() if self._death.done() else EngineDeadError("not started")
         assert self.output_processor is not None, "set output_processor before requests come"
-        check_room(self._num_in_flight, len(requests), self._max_num_queued_reqs, self.metrics)
-        self._check_waiting_tokens(requests)
+        check_room(
+            requests,
+            num_in_flight=self._num_in_flight,
+            num_waiting_tokens=self.num_waiting_tokens,
+            config=self._config,
+            limit=self._max_num_queued_reqs,
+            metrics=self.metrics,
+        )
         generation = Generation(
             self,
             request_id,
@@ -240,19 +251,6 @@ class EngineClient:
             self.metrics.add(generation.progress[index], delta, now)
             generation.put(delta)
         self._abort(list(unfinished.values()))
-
-    def _check_waiting_tokens(self, requests: Sequence[wire.EngineCoreRequest]) -> None:
-        """Refuse at once what would only wait; the engine may be busy with a step of seconds."""
-        limit = self._config.scheduler.max_num_queued_tokens if self._config is not None else 0
-        num_waiting = self._ledger.num_waiting_tokens
-        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
-        if limit and num_waiting and num_waiting + num_tokens > limit:
-            self.metrics.reject("queue_full")
-            raise QueueFullError(
-                f"prompts of {num_waiting} tokens wait already and this request brings "
-                f"{num_tokens}; the server takes at most {limit} (--max-num-queued-tokens). "
-                f"Try again later."
-            )
 
     def _send(self, message: wire.ToEngine) -> None:
         self._link.send(message)
@@ -525,19 +523,30 @@ class Generation:
         self.close()
 
 
-def check_room(num_in_flight: int, num_requests: int, limit: int, metrics: ServingMetrics) -> None:
-    """Refuse requests for which there is no room.
+def check_room(
+    requests: Sequence[wire.EngineCoreRequest],
+    *,
+    num_in_flight: int,
+    num_waiting_tokens: int,
+    config: EngineConfig | None,
+    limit: int,
+    metrics: ServingMetrics,
+) -> None:
+    """Refuse at once what would only wait; the engine may be busy with a step of seconds.
 
     Args:
+        requests: Those that come.
         num_in_flight: Answers that are owed already.
-        num_requests: Further ones.
-        limit: Most at a time.
+        num_waiting_tokens: Of prompts that wait already.
+        config: Of the engine, once it has one.
+        limit: Most answers at a time.
         metrics: Counts those that are refused.
 
     Raises:
-        QueueFullError: Too many answers are in flight.
+        QueueFullError: Too many answers are in flight, or too many tokens wait.
         InvalidRequestError: There are more choices than ever fit.
     """
+    num_requests = len(requests)
     if num_requests > limit:
         raise InvalidRequestError(
             f"the request asks for {num_requests} answers (prompts × n); this server takes at "
@@ -549,6 +558,15 @@ def check_room(num_in_flight: int, num_requests: int, limit: int, metrics: Servi
         raise QueueFullError(
             f"{num_in_flight} answers are in the queue already and this request asks for "
             f"{num_requests}; the server takes at most {limit} (--max-num-queued-reqs). "
+            f"Try again later."
+        )
+    most_tokens = config.scheduler.max_num_queued_tokens if config is not None else 0
+    num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+    if most_tokens and num_waiting_tokens and num_waiting_tokens + num_tokens > most_tokens:
+        metrics.reject("queue_full")
+        raise QueueFullError(
+            f"prompts of {num_waiting_tokens} tokens wait already and this request brings "
+            f"{num_tokens}; the server takes at most {most_tokens} (--max-num-queued-tokens). "
             f"Try again later."
         )
 

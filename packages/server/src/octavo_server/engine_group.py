@@ -56,6 +56,7 @@ class EngineGroup:
         for client in clients:
             client.metrics = self.metrics
         self.limits: wire.Ready | None = None
+        self._config: EngineConfig | None = None
         self._by_prefix: Router = PrefixAffinityRouter(len(clients))
         self._by_load: Router = LeastLoadedRouter()
 
@@ -104,6 +105,7 @@ class EngineGroup:
 
     def configure(self, config: EngineConfig) -> None:
         """Give each engine its configuration, now or as soon as it says hello."""
+        self._config = config
         for index, client in enumerate(self.clients):
             client.configure(_config_of(config, index))
 
@@ -151,7 +153,14 @@ class EngineGroup:
             InvalidRequestError: There are more choices than ever fit.
             EngineDeadError: All engines have ended.
         """
-        check_room(self.num_in_flight, len(requests), self._max_num_queued_reqs, self.metrics)
+        check_room(
+            requests,
+            num_in_flight=self.num_in_flight,
+            num_waiting_tokens=sum(client.num_waiting_tokens for client in self.clients),
+            config=self._config,
+            limit=self._max_num_queued_reqs,
+            metrics=self.metrics,
+        )
         client = self.clients[self._route(requests[0].prompt_token_ids)]
         return client.generate(request_id, requests)
 

@@ -138,7 +138,9 @@ class Worker:
             ModelError: A file or tensor is missing, damaged or not supported.
         """
         with one_torch_thread():
-            self.model, self._weight_kinds = self._load(on_progress)
+            self.model, self._weight_kinds = self._load(
+                ProgressBar(on_progress) if self._place.rank == 0 else on_progress
+            )
         options: dict[str, Any] = {
             "max_num_seqs": self._config.scheduler.max_num_seqs,
             "block_size": self._config.cache.block_size,
@@ -219,7 +221,7 @@ class Worker:
             self._form,
             self._max_model_len,
             self.device,
-            ProgressBar(on_progress),
+            on_progress,
             self._config.model.load_format,
         )
         if self._group is None:

@@ -57,13 +57,6 @@ class QuantizedCheckpoint(SafetensorsCheckpoint):
         }
         if self._words:
             self._check_words()
-        elif not self._float8:
-            method = self._config.get("quant_method")
-            raise ModelError(
-                f"{folder}: its weights are quantized by {method!r}, which is not supported; "
-                f"supported are gptq, awq and float8 (e4m3).",
-                field="quantization_config",
-            )
         plain = {name for name in stored if not name.endswith((".qweight", *_COMPANIONS))}
         self._names = {*plain, *self._words}
 
@@ -96,10 +89,10 @@ class QuantizedCheckpoint(SafetensorsCheckpoint):
         if not self._is_quantized(name):
             super().read_into(name, out, piece)
             return
-        whole = unpack_weight(self.read_packed(name, None))
+        wide = unpack_weight(self.read_packed(name, None))
         if piece is not None:
-            whole = whole.narrow(piece.dim, piece.start, piece.stop - piece.start)
-        out.copy_(whole)
+            wide = wide.narrow(piece.dim, piece.start, piece.stop - piece.start)
+        out.copy_(wide)
 
     def read_packed(
         self, name: str, dtype: torch.dtype | None, piece: Piece | None = None
@@ -107,16 +100,17 @@ class QuantizedCheckpoint(SafetensorsCheckpoint):
         """Repack one matrix as it is; one that isn't quantized may be converted.
 
         Raises:
-            ModelError: A part of it is missing or of a wrong shape, or a piece is asked for of
-                a matrix that is quantized.
+            ModelError: A part of it is missing or of a wrong shape, or a piece of a quantized
+                one is wanted.
         """
         if not self._is_quantized(name):
             return super().read_packed(name, dtype, piece)
         if piece is not None:
             raise ModelError(
-                f"{self.place(name)}: tensor {name} is quantized in a way that can't be divided "
-                f"among workers yet; use --tensor-parallel-size 1, or --quantization none.",
-                field="tensor_parallel_size",
+                f"{self.place(name)}: tensor {name} is quantized in a way that is not divided "
+                f"among workers; use --quantization none, or --pipeline-parallel-size in place of "
+                f"--tensor-parallel-size.",
+                field=name,
             )
         try:
             return self._pack(name)
