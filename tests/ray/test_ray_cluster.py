@@ -46,7 +46,7 @@ def cluster():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("llama")
-    save_family("llama", path)
+    save_family("llama", path, vocab_size=300)  # of `engine_texts.PROMPTS`
     return path
 
 
