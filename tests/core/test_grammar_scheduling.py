@@ -188,6 +188,17 @@ def test_a_grammar_that_is_too_complex_is_the_requests_own_fault() -> None:
     assert not any(kind == "RequestFailedError" for _, kind in ends)
 
 
+def test_a_contradiction_of_the_request_is_its_own_fault() -> None:
+    """Where other fields leave nothing of what the grammar allows, the sampler has no choice."""
+    engine = Engine()
+    for i in range(8):
+        engine.core.add_request(constrained(f"r{i}", f"{i} accept", bad_words=("x",)))
+    engine.compile_all()
+    engine.run()
+    ends = list(engine.ends.values())
+    assert ends.count(("error", "InvalidRequestError")) >= 2  # short ones end before
+
+
 def test_what_cannot_be_compiled_is_refused() -> None:
     engine = Engine()
     engine.core.add_request(constrained("a", "unsupported"))

@@ -19,7 +19,6 @@ from transformers import (
     NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
-    SuppressTokensLogitsProcessor,
 )
 
 from octavo_server import LLM, SamplingParams
@@ -54,8 +53,19 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
+class OnlyAllowed:
+    """As transformers' `SuppressTokensLogitsProcessor` of all others, which takes a second."""
+
+    def __init__(self, allowed: tuple[int, ...]) -> None:
+        self._forbidden = torch.ones(VOCAB, dtype=torch.bool)
+        self._forbidden[list(allowed)] = False
+
+    def __call__(self, seen: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.masked_fill(self._forbidden, -torch.inf)
+
+
 class OutputPenalties:
-    """Transformers has none of these: the formula of OpenAI's page, over the answer alone."""
+    """Transformers has neither: the formula of OpenAI's page, over the answer alone."""
 
     def __init__(self, num_prompt_tokens: int, presence: float, frequency: float) -> None:
         self._num_prompt_tokens = num_prompt_tokens
@@ -72,8 +82,7 @@ def processors_for(
     """Transformers' processors for our parameters, in the order in which we apply them."""
     made = LogitsProcessorList()
     if "allowed_token_ids" in rules:
-        others = sorted(set(range(VOCAB)) - set(rules["allowed_token_ids"]))
-        made.append(SuppressTokensLogitsProcessor(others))
+        made.append(OnlyAllowed(rules["allowed_token_ids"]))
     if "bad_words" in rules:
         spelt = spell_bad_words(rules["bad_words"], tokenizer)
         made.append(NoBadWordsLogitsProcessor([list(ids) for ids in spelt]))

@@ -31,9 +31,16 @@ from support.server import running_server
 NUM_STREAMS = 32
 
 
-async def check(target: Target, num_streams: int = NUM_STREAMS, max_tokens: int = 48) -> Figures:
-    """Kill the engine under streams, and compare them with undisturbed ones."""
+async def check(
+    target: Target, num_streams: int = NUM_STREAMS, max_tokens: int = 48, **last: Any
+) -> Figures:
+    """Kill the engine under streams, and compare them with undisturbed ones.
+
+    Args:
+        last: Further fields of the last stream.
+    """
     bodies = mixed_bodies(num_streams, max_tokens)
+    bodies[-1] |= last
     undisturbed = await stream_all(target, bodies)
     assert all(answer.is_done and answer.error is None for answer in undisturbed)
 
@@ -88,7 +95,9 @@ async def test_streams_survive_a_killed_engine(start_target: Any) -> None:
 async def test_streams_of_a_real_model_survive_a_killed_engine(tmp_path: Path) -> None:
     """M01: the probes are red while there is no engine."""
     with running_server("--max-model-len", "512", log=tmp_path / "log") as server:
-        await check(Target(server.url, server.process.pid), num_streams=8, max_tokens=24)
+        regex = {"regex": "([a-z]+ )+"}  # a grammar goes on where it was, too
+        target = Target(server.url, server.process.pid)
+        await check(target, num_streams=8, max_tokens=24, structured_outputs=regex)
         assert "Traceback" not in server.log
 
 

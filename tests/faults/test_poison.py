@@ -16,7 +16,7 @@ import pytest
 
 from support import faulty_engine
 from support.faults import Target, http_client, mixed_bodies, stream, stream_all
-from support.faulty_engine import VARIABLE
+from support.faulty_engine import GRAMMAR_POISON, VARIABLE
 from support.front import FrontUnderTest
 
 NUM_STREAMS = 32
@@ -48,12 +48,17 @@ def poison(seed: int) -> dict[str, Any]:
 
 
 async def test_each_stage_fails_one_request_and_no_neighbour(target: Target) -> None:
-    """All three faults at once."""
+    """All four faults at once. Some neighbours are under a grammar as well."""
     bodies = mixed_bodies(NUM_STREAMS - 1, 8)
+    bodies[-1] |= {"structured_outputs": {"regex": "[a-f ]+"}}
+    cursed = {"structured_outputs": {"regex": f"({GRAMMAR_POISON} ?)+"}, "max_tokens": 20}
     alone = await stream_all(target, bodies)
-    answers = await stream_all(target, [*bodies, *map(poison, STAGES)])
+    answers = await stream_all(target, [*bodies, *map(poison, STAGES), poison(1) | cursed])
     neighbours, culprits = answers[: len(bodies)], answers[len(bodies) :]
     assert sum(got.same_as(expected) for got, expected in zip(neighbours, alone, strict=True)) == 31
+    by_grammar = culprits.pop()
+    assert by_grammar.error is not None
+    assert by_grammar.error["type"] == "server_error"
     for culprit in culprits:
         # Its answer had not begun, so that it is a status and not an event.
         assert culprit.status == 500

@@ -78,6 +78,19 @@ def test_ids_of_calls_are_what_mistral_takes(tmp_path: Path) -> None:
     assert prompt_of(model, [LOOP[0], *kept, LOOP[2]]).split()[0] == "abcdefgh1"
 
 
+def test_a_turn_of_calls_has_one_text_for_gpt_oss(tmp_path: Path) -> None:
+    template = (
+        "{# tools #}{% for message in messages %}{% if message.thinking and message.content %}"
+        "{{ raise_exception('two texts') }}{% endif %}{{ message.content }}{{ message.thinking }};"
+        "{% endfor %}"
+    )
+    model = load(tmp_path, template)
+    thought = {**LOOP[1], "thinking": "T"}
+    assert prompt_of(model, [LOOP[0], thought, LOOP[2]]) == "a;T;8;"
+    both = {**thought, "content": "C"}
+    assert prompt_of(model, [LOOP[0], both, LOOP[2]]) == "a;C;8;"
+
+
 def test_a_prompt_that_opens_the_reasoning(tmp_path: Path) -> None:
     template = "{{ messages[0].content }}</think>{% if enable_thinking %}<think>\n{% endif %}"
     model = load(tmp_path, template)

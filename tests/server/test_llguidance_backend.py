@@ -56,6 +56,7 @@ def test_answers_validate(name: str, backend: LLGuidanceBackend, walker: Walker)
     for _ in range(2):
         text, _ = walker.write(grammar)
         value = json.loads(text)
+        assert b"Infinity" not in json.dumps(value).encode(), "a number too large for a double"
         validator.validate(value)
         # In one way only, so that no model gets lost in blanks.
         assert not re.search(rb"[\n\t]|  ", re.sub(rb'"(?:[^"\\]|\\.)*"', b"", text))
@@ -294,6 +295,12 @@ def test_masks_cover_what_tokenizer_and_logits_share(starter_path, starter_token
         mask = grammar.new_matcher().bitmask()
         assert len(mask) == 4 * -(-size // 32)
         assert int.from_bytes(mask, "little").bit_length() <= size
+
+
+def test_a_model_without_an_end_token_is_refused(starter_path, starter_tokenizer) -> None:
+    spec = _with_vocab_size(read_model_spec(starter_path), 1)
+    with pytest.raises(InvalidRequestError, match="end-of-sequence"):
+        model_vocabulary(starter_tokenizer, spec)
 
 
 def _with_vocab_size(spec, vocab_size: int):

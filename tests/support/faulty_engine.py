@@ -4,7 +4,7 @@ Which ones stands in an environment variable that nothing but this module reads:
 from a request's seed to the stage that fails for it, for example ``{"666": "forward"}``. Stages
 are ``prepare``, ``forward`` and ``sample``; ``kernel`` makes each step take three seconds in one
 kernel, ``interpreter`` in one Python call. ``memory`` runs out of memory in each step of more than
-so many requests.
+so many requests. A grammar that spells `GRAMMAR_POISON` fails at its third token, always.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import torch
 
 from octavo_kernels import quantize_weight, quantized_matmul
 from octavo_server.engine_process import run_engine
+from octavo_server.llguidance_backend import LLGuidanceBackend
 from octavo_worker import model_runner
 from octavo_worker.model_runner import ModelRunner
 
 VARIABLE = "OCTAVO_TEST_FAULTS"
 SECONDS = 3.0
+GRAMMAR_POISON = "belladonna"
 
 
 class InjectedFault(RuntimeError):
@@ -74,8 +76,36 @@ def inject(faults: dict[str, Any]) -> None:
                 call_for(SECONDS, multiply if stage == "kernel" else count)
         return result
 
+    compile_grammar = LLGuidanceBackend.compile
+
+    def faulty_compile(self: Any, params: Any) -> Any:
+        grammar = compile_grammar(self, params)
+        return _Poisoned(grammar) if GRAMMAR_POISON in str(params.regex) else grammar
+
+    LLGuidanceBackend.compile = faulty_compile  # type: ignore[method-assign]
     runner.prepare_input, runner.forward = faulty_prepare, faulty_forward
     model_runner.sample_rows = faulty_sample  # type: ignore[assignment]
+
+
+class _Poisoned:
+    """A grammar, or a matcher, whose masks fail at the third."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._num_masks = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def new_matcher(self) -> Any:
+        return _Poisoned(self._inner.new_matcher())
+
+    def bitmask(self) -> bytes:
+        self._num_masks += 1
+        if self._num_masks == 3:
+            raise InjectedFault("grammar")
+        mask: bytes = self._inner.bitmask()
+        return mask
 
 
 def call_for(seconds: float, call: Callable[[int], None]) -> None:

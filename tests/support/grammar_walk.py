@@ -12,7 +12,7 @@ MAX_TOKENS = 3000
 # Tokens that bring an answer nearer to its end.
 _CLOSING = (
     *(b'"', b'"}', b'"]', b"}", b"]", b'",', b'", "', b", ", b'":'),
-    *(b"0", b"1", b"true", b"null", b"@", b".", b"a"),
+    *(b"0", b"1", b"true", b"null", b"@", b".", b"a", b" "),
 )
 
 

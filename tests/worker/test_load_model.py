@@ -1,5 +1,7 @@
 """Which tensors a model gets: under other names, and random ones."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -56,6 +58,20 @@ def test_what_is_beside_the_language_model_is_skipped(tmp_path):
     path.unlink()
     save_file({**tensors, "vision_tower.layers.0.fc1.weight": torch.ones(2, 2)}, path)
     _load(tmp_path)
+
+
+def test_the_language_model_of_a_multimodal_one(tmp_path):
+    reference = save_family("gemma3", tmp_path)
+    _rename(tmp_path, lambda name: f"language_model.{name}")
+    path = tmp_path / "config.json"
+    text = json.loads(path.read_text())
+    del text["architectures"]
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    path.write_text(json.dumps({**outer, "text_config": text, "vision_config": {}}))
+    model, spec = _load(tmp_path)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([TOKENS])).logits[0]
+    torch.testing.assert_close(prompt_logits(model, spec, TOKENS), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "gpt-oss", "olmo2"])

@@ -594,7 +594,7 @@ class Scheduler:
     def _append_forced(
         self, request: Request, matcher: GrammarMatcher, new_token_ids: list[int]
     ) -> None:
-        if request.sampling_params.logprobs is not None:
+        if request.sampling_params.num_logprobs is not None:
             return  # every token has to have been sampled
         for token_id in matcher.take_forced_tokens():
             request.token_ids.append(token_id)
@@ -613,6 +613,13 @@ class Scheduler:
         reason: OctavoError
         if isinstance(error, UserError):
             reason = error
+        elif is_updating and _forbids_tokens(request):
+            # What was sampled is allowed by neither: nothing was left.
+            reason = InvalidRequestError(
+                "structured_outputs and allowed_token_ids, bad_words or min_tokens together leave "
+                "no token that may come next; change one of them.",
+                field="structured_outputs",
+            )
         else:
             logger.error("The grammar of request %s failed", request.request_id, exc_info=error)
             text = f"The grammar of request {request.request_id} failed: {error}"
@@ -748,6 +755,12 @@ def failure(request_id: str, error: OctavoError) -> EngineCoreOutput:
         error=str(error),
         error_kind=type(error).__name__,
     )
+
+
+def _forbids_tokens(request: Request) -> bool:
+    """True if the request forbids tokens by other means than its grammar."""
+    params = request.sampling_params
+    return bool(params.allowed_token_ids is not None or params.bad_words or params.min_tokens)
 
 
 def _tell_forced_tokens(step: _Step) -> list[tuple[int, list[int]]]:

@@ -125,7 +125,10 @@ class EngineLink:
 
     def _on_process_end(self) -> None:
         self._loop.remove_reader(self.process.process.sentinel)
-        self._tasks.append(self._loop.create_task(self._await_last_word()))
+        if self.process.was_killed:
+            self._end(EngineDeadError(self.process.describe_end()))
+        else:
+            self._tasks.append(self._loop.create_task(self._await_last_word()))
 
     async def _await_last_word(self) -> None:
         # The engine may have said why; that message is better than an exit code.

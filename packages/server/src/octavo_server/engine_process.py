@@ -293,6 +293,13 @@ class EngineProcess:
         )
         start_without_interrupts(self.process)
 
+    @property
+    def was_killed(self) -> bool:
+        """True once the process has ended of a signal, and so without a last word."""
+        self.process.join(0.1)
+        code = self.process.exitcode
+        return code is not None and code < 0
+
     def describe_end(self) -> str:
         """Say in words how the process ended."""
         self.process.join(1.0)

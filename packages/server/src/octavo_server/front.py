@@ -78,12 +78,12 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
     """
     setproctitle.setproctitle("octavo: front")
     configure_logging(config.server.log_level, "front", json_lines=config.observability.json_logs)
-    _check_parsers(config)
     keys, ssl_context = make_key_ring(config.access), make_ssl_context(config.access)
     endpoint = config.observability.otlp_traces_endpoint
     tracer = make_tracer(endpoint) if endpoint else None
     listener = bind_socket(config.server.host, config.server.port)
     with contextlib.closing(listener):
+        _check_parsers(config)
         warn_of_open_door(config, listener)
         # Until the event loop runs, signals are only noted: an exception in the middle of
         # spawning would leave a process that nobody knows.

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import llguidance
 
-from octavo_core.errors import ModelError
+from octavo_core.errors import InvalidRequestError
 from octavo_core.model_spec import ModelSpec
 from octavo_server.tokenizer import Tokenizer
 
@@ -96,13 +96,16 @@ def model_vocabulary(tokenizer: Tokenizer, spec: ModelSpec) -> GrammarVocabulary
     Ids that only one of the logits and the tokenizer has are left out, and so never allowed.
 
     Raises:
-        ModelError: The model has no end token, so that no answer could end.
+        InvalidRequestError: The model has no end token, so that no answer could end.
     """
     size = min(tokenizer.vocab_size, spec.vocab_size)
     ids = dict.fromkeys((*spec.eos_token_ids, *tokenizer.eos_token_ids))
     end_ids = [token_id for token_id in ids if 0 <= token_id < size]
     if not end_ids:
-        raise ModelError("the model has no end-of-sequence token, which grammars need.")
+        raise InvalidRequestError(
+            "this model has no end-of-sequence token, which structured output needs.",
+            field="structured_outputs",
+        )
     tokens = [tokenizer.token_bytes(token_id) or b"" for token_id in range(size)]
     special_ids = [token_id for token_id in tokenizer.special_tokens.values() if token_id < size]
     return GrammarVocabulary(

@@ -14,7 +14,12 @@ from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_core.wire import EngineCoreRequest
 from octavo_server.answer_parser import AnswerParser
 from octavo_server.api.context import LoadedModel
-from octavo_server.api.tool_turns import has_tool_turns, with_short_ids, with_text_arguments
+from octavo_server.api.tool_turns import (
+    has_tool_turns,
+    with_one_thought,
+    with_short_ids,
+    with_text_arguments,
+)
 from octavo_server.api.tool_use import NO_TOOLS, ToolUse
 from octavo_server.tool_parsers.forced import (
     ForcedArgumentsParser,
@@ -211,6 +216,8 @@ def _turns(
         return with_tool_prompt(messages, tools or []), None
     if model.answer_format.tool_parser is MistralParser:
         messages = with_short_ids(messages)
+    if model.answer_format.takes_thinking:
+        messages = with_one_thought(messages)
     return messages, tools
 
 

@@ -49,6 +49,19 @@ def with_short_ids(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
+def with_one_thought(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with no more than one text in a turn of calls.
+
+    gpt-oss has one place for what it thought and said before a call, and refuses two texts.
+    """
+    return [
+        {key: value for key, value in message.items() if key != "thinking"}
+        if message.get("tool_calls") and message.get("content")
+        else message
+        for message in messages
+    ]
+
+
 def _short_id(call_id: str) -> str:
     if len(call_id) == ID_CHARS and call_id.isascii() and call_id.isalnum():
         return call_id

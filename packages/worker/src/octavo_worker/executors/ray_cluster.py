@@ -14,7 +14,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import msgspec
-import ray
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -23,6 +22,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+import ray
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError, EngineDeadError
 from octavo_core.model_spec import ModelSpec

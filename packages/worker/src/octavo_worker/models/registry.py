@@ -19,6 +19,7 @@ MODELS: dict[str, type[ModelDefinition]] = {
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,
     "Gemma2ForCausalLM": GemmaForCausalLM,
     "Gemma3ForCausalLM": GemmaForCausalLM,
+    "Gemma3ForConditionalGeneration": GemmaForCausalLM,  # its language model
     "GemmaForCausalLM": GemmaForCausalLM,
     "GPT2LMHeadModel": GPT2LMHeadModel,
     "GptOssForCausalLM": GptOssForCausalLM,

@@ -261,7 +261,7 @@ def _load(model_class: Any, spec: ModelSpec, path: Path, dtype: torch.dtype) -> 
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
         reason = str(error).strip().rstrip(".")
         raise ModelError(
             f"{path}: transformers can't load {spec.architecture}: {reason}.", field="architectures"
