@@ -57,6 +57,13 @@ class QuantizedCheckpoint(SafetensorsCheckpoint):
         }
         if self._words:
             self._check_words()
+        elif not self._float8:
+            method = self._config.get("quant_method")
+            raise ModelError(
+                f"{folder}: its weights are quantized by {method!r}, which is not supported; "
+                f"supported are gptq, awq and float8 (e4m3).",
+                field="quantization_config",
+            )
         plain = {name for name in stored if not name.endswith((".qweight", *_COMPANIONS))}
         self._names = {*plain, *self._words}
 
