@@ -42,8 +42,9 @@ def test_the_prefix_cache_is_reset(operated: Any) -> None:
 class Stream:
     """One streamed answer, read by a thread."""
 
-    def __init__(self, front: Any) -> None:
+    def __init__(self, front: Any, headers: dict[str, str] | None = None) -> None:
         self.request_id = ""
+        self.headers = headers or {}
         self.events: list[Any] = []
         self.started = threading.Event()
         self.thread = threading.Thread(target=self._read, args=(front,))
@@ -52,12 +53,13 @@ class Stream:
 
     def _read(self, front: Any) -> None:
         body = SLOW | {"stream": True}
-        with httpx.stream("POST", front.url + "/v1/completions", json=body, timeout=30) as stream:
+        url = front.url + "/v1/completions"
+        with httpx.stream("POST", url, json=body, headers=self.headers, timeout=30) as stream:
             self.request_id = stream.headers["x-request-id"]
             for line in stream.iter_lines():
-                self.started.set()
                 if line.startswith("data: {"):
                     self.events.append(json.loads(line.removeprefix("data: ")))
+                self.started.set()
 
     @property
     def finish_reason(self) -> str:
@@ -77,6 +79,17 @@ def test_requests_are_aborted_by_id_and_all_at_once(operated: Any) -> None:
     assert post(operated, "/abort_requests", json={"request_ids": 5}).status_code == 400
     text = httpx.get(operated.url + "/metrics").text
     assert 'finished_reason="abort",model_name="bytes"} 3.0' in text
+
+
+def test_a_request_is_aborted_by_the_id_that_its_client_gave_it(operated: Any) -> None:
+    ids = ["mine", "hers", "another's"]
+    mine, hers, other = (Stream(operated, {"X-Request-Id": name}) for name in ids)
+    answer_id = hers.events[0]["id"]
+    aborted = post(operated, "/abort_requests", json={"request_ids": ["mine", answer_id]})
+    assert sorted(aborted.json()["aborted"]) == sorted(["mine", answer_id])
+    assert mine.finish_reason == hers.finish_reason == "abort"
+    assert post(operated, "/abort_requests").json() == {"aborted": ["another's"]}
+    assert other.finish_reason == "abort"
 
 
 def test_a_sleeping_server_takes_no_requests(operated: Any) -> None:

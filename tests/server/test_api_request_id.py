@@ -5,6 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo_core.config import resolve_config
+from support.asgi import call, guarded_app
+
 PATH = "/v1/completions"
 
 
@@ -33,3 +36,12 @@ def test_what_can_not_be_an_id_is_not_echoed(front: Any, sent: str | None) -> No
     headers = {} if sent is None else {"x-request-id": sent.encode()}
     response = front.post(PATH, {"prompt": "x"}, headers=headers)
     assert response.headers["x-request-id"] == response.json()["id"]
+
+
+def test_an_id_comes_back_from_what_stands_before_the_routes() -> None:
+    app = guarded_app(resolve_config({"api_key": ["sk-right"], "max_request_headers": 16}))
+    asked = [("X-Request-Id", "me")]
+    no_key = call(app, "GET", "/v1/models", asked)
+    assert (no_key.status, no_key.headers.get("x-request-id")) == (401, "me")
+    too_many = call(app, "GET", "/health", [*asked, *(("X-Other", "1") for _ in range(32))])
+    assert (too_many.status, too_many.headers.get("x-request-id")) == (431, "me")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -16,6 +18,7 @@ import pytest
 
 from octavo_core.errors import ConfigError
 from octavo_server.batch_file import BadLine, BatchOutput, BatchRequest, BatchResult, read_requests
+from octavo_server.cli import run_batch as run_batch_command
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -215,3 +218,33 @@ def test_lines_that_are_too_long_are_read_past(
     assert isinstance(first, BatchRequest)
     assert isinstance(third, BatchRequest)
     assert (first.custom_id, third.custom_id) == ("a", "c")
+
+
+def test_a_server_of_its_own_gets_its_own_key(
+    start_front: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for a key that nobody else knows, whatever key is in the environment."""
+    front = start_front(api_key="sk-own").wait_ready()
+
+    class KeyedServer(contextlib.nullcontext["KeyedServer"]):
+        url = front.url
+        api_key = "sk-own"
+
+        def __init__(self, model: str) -> None:
+            super().__init__(self)
+
+        def wait_until_ready(self, *_: Any) -> None: ...
+
+    monkeypatch.setattr(run_batch_command, "LocalServer", KeyedServer)
+    monkeypatch.setattr("octavo_server.model_source.resolve_model", lambda model: None)
+    source, target = write(tmp_path, line("a", prompt="x")), tmp_path / "answers.jsonl"
+    args = argparse.Namespace(
+        input_file=source,
+        output_file=target,
+        max_concurrency=2,
+        url=None,
+        model="",
+        api_key="sk-other",
+    )
+    assert run_batch_command.run(args) == 0
+    assert results(target)["a"]["response"]["status_code"] == 200

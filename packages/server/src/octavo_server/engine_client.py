@@ -206,15 +206,18 @@ class EngineClient:
         """End requests with the finish reason ``abort``, which their clients are told.
 
         Args:
-            request_ids: Of API requests, not of the engine's; None ends all.
+            request_ids: Of API requests, the client's own or ours, not of the engine's; None
+                ends all.
 
         Returns:
             The ids of those that were in flight.
         """
         ended = []
         for generation in list(self._generations.values()):
-            if request_ids is None or generation.request_id in request_ids:
-                ended.append(generation.request_id)
+            names = (generation.client_request_id or generation.request_id, generation.request_id)
+            found = [name for name in names if request_ids is None or name in request_ids]
+            if found:
+                ended.append(found[0])
                 self._end_early(generation)
         return ended
 
@@ -430,6 +433,7 @@ class Generation:
 
     Attributes:
         progress: For each choice, when what happened to it.
+        client_request_id: The ``X-Request-Id`` that the request came with, if it has one.
         error: Why all that was not finished has failed, if it has.
     """
 
@@ -443,6 +447,7 @@ class Generation:
         self._client = client
         self.request_id = request_id
         self.progress = progress
+        self.client_request_id: str | None = None
         self.error: OctavoError | None = None
         self._unfinished = dict(enumerate(engine_request_ids))
         self._pending: dict[int, list[OutputDelta]] = {}

@@ -50,7 +50,6 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(operator.router if is_open else operator.closed_router)
     install_error_handlers(app)
     app.add_middleware(AvailabilityGate, context=context)
-    app.add_middleware(RequestIdEcho)
     return app
 
 
@@ -68,6 +67,7 @@ def guard_app(app: ASGIApp, context: ServerContext, keys: KeyRing | None) -> ASG
     if context.client.metrics.tracer is not None:
         app = TraceContext(app)
     app = HeaderLimit(app, context.config.limits.max_request_headers)
+    app = RequestIdEcho(app)
     app = allow_origins(app, context.config.access)
     log = access_logger() if context.config.observability.access_log else None
     return RequestLog(app, context.http, log)

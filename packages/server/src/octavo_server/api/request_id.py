@@ -11,6 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _USABLE = re.compile(r"[!-~]{1,128}")
 
 
+def usable_request_id(headers: Headers) -> str | None:
+    """Return the id that a request came with, or None if it has none that can be given back."""
+    request_id = headers.get("x-request-id")
+    return request_id if request_id is not None and _USABLE.fullmatch(request_id) else None
+
+
 class RequestIdEcho:
     """ASGI middleware: an answer has the id that the request came with, errors included.
 
@@ -23,8 +29,9 @@ class RequestIdEcho:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and write its id into the head of the response."""
-        request_id = Headers(scope=scope).get("x-request-id") if scope["type"] == "http" else None
-        if request_id is None or not _USABLE.fullmatch(request_id):
+        is_http = scope["type"] == "http"
+        request_id = usable_request_id(Headers(scope=scope)) if is_http else None
+        if request_id is None:
             await self._app(scope, receive, send)
             return
 

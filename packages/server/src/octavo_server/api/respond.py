@@ -17,6 +17,7 @@ from octavo_core.wire import EngineCoreRequest
 from octavo_server.api.context import context_of
 from octavo_server.api.deadline import with_deadline
 from octavo_server.api.errors import ApiError, json_response, to_api_error
+from octavo_server.api.request_id import usable_request_id
 from octavo_server.api.sse import EventStream, until_disconnect
 from octavo_server.api.structured_outputs import check_grammars
 from octavo_server.api.timing import Timing, timing_of
@@ -77,6 +78,7 @@ async def respond(
         request.receive, check_grammars(context.grammar_checker, requests, constraint_field)
     )
     generation = context.client.generate(request_id, with_deadline(request, checked))
+    generation.client_request_id = usable_request_id(request.headers)
 
     def at_end() -> Timing:
         timing = timing_of(generation.progress, choices_per_prompt)

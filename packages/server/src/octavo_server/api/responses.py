@@ -27,6 +27,7 @@ from octavo_server.api.deadline import with_deadline
 from octavo_server.api.errors import ApiError, json_response, to_api_error
 from octavo_server.api.openapi import documented, query_parameter
 from octavo_server.api.protocol import MAX_NAME_CHARS
+from octavo_server.api.request_id import usable_request_id
 from octavo_server.api.respond import raise_errors, respond
 from octavo_server.api.responses_input import new_item_id, to_conversation, to_items
 from octavo_server.api.responses_output import ResponseWriter
@@ -81,7 +82,8 @@ async def create_response(request: Request) -> Response:
         )
     requests = await check_grammars(context.grammar_checker, prepared.requests, field)
     requests = with_deadline(request, requests)
-    _start_in_background(context, response_id, requests, writer, stored)
+    generation = _start_in_background(context, response_id, requests, writer, stored)
+    generation.client_request_id = usable_request_id(request.headers)
     if body.stream:
         return _event_stream(log, 0, response_id)
     return json_response(writer.whole(), headers={"X-Request-Id": response_id})
@@ -246,12 +248,13 @@ def _start_in_background(
     requests: Sequence[EngineCoreRequest],
     writer: ResponseWriter,
     stored: StoredResponse,
-) -> None:
+) -> Generation:
     generation = context.client.generate(response_id, requests)
     stored.cancel = generation.close
     stored.task = asyncio.create_task(_run(generation, writer))
     stored.task.add_done_callback(partial(_on_done, stored))
     context.responses.put(response_id, stored)
+    return generation
 
 
 async def _run(generation: Generation, writer: ResponseWriter) -> None:

@@ -122,15 +122,15 @@ def _run_on_server(args: argparse.Namespace, output: BatchOutput) -> Counter[str
     if args.url:
         with Client(args.url, api_key=args.api_key) as client:
             client.wait_until_ready()
-        return asyncio.run(_Run(args, args.url, output).run())
+        return asyncio.run(_Run(args, args.url, args.api_key, output).run())
     # Here and not in the server, so that a download or a mistyped path shows in this terminal.
     from octavo_server.model_source import resolve_model
 
     resolve_model(args.model)
-    with LocalServer(args.model) as server, Client(server.url, api_key=args.api_key) as client:
+    with LocalServer(args.model) as server, Client(server.url, api_key=server.api_key) as client:
         server.wait_until_ready(client, lambda health: None)
         try:
-            return asyncio.run(_Run(args, server.url, output).run())
+            return asyncio.run(_Run(args, server.url, server.api_key, output).run())
         except OctavoClientError:
             server.check_alive()  # says why it is gone
             raise
@@ -139,16 +139,19 @@ def _run_on_server(args: argparse.Namespace, output: BatchOutput) -> Counter[str
 class _Run:
     """Keeps `max_concurrency` requests on their way, and reads no further ahead."""
 
-    def __init__(self, args: argparse.Namespace, url: str, output: BatchOutput) -> None:
+    def __init__(
+        self, args: argparse.Namespace, url: str, api_key: str | None, output: BatchOutput
+    ) -> None:
         self._args = args
         self._url = url
+        self._api_key = api_key
         self._output = output
         self._lines = read_requests(args.input_file)
         self._counts: Counter[str] = Counter()
 
     async def run(self) -> Counter[str]:
         bar = tqdm(desc="Requests", unit="request", disable=None)
-        client = AsyncClient(self._url, api_key=self._args.api_key, max_retries=_MAX_RETRIES)
+        client = AsyncClient(self._url, api_key=self._api_key, max_retries=_MAX_RETRIES)
         try:
             with bar:
                 async with client, asyncio.TaskGroup() as group:
