@@ -361,3 +361,13 @@ def expected_extra_keys(request: Request, start: int, block_size: int) -> list[t
         )
         keys += [("media", span.digest, span.start - start)] if overlap else []
     return keys
+
+
+def run_seeds(seeds: range) -> None:
+    """Simulate each seed; an error says how to see it again."""
+    for seed in seeds:
+        try:
+            Simulation(seed).run()
+        except BaseException as error:
+            error.add_note(f"to see it again: nox -s sim -- --seeds 1 --first {seed}")
+            raise
