@@ -162,14 +162,18 @@ class LlamaTools:
         shared, count = workload.get("shared", 0), workload["count"]
         answer, own = workload["answer"], workload["prompt"]
         prompt = shared or own
-        context = (prompt if shared else count * prompt) + count * answer + 64
+        # Each sequence has a part of the context to itself, though they share a prompt.
+        context = count * -(-(prompt + answer + 2) // 256) * 256
         output = self._run(
             "llama-batched-bench",
             *("-npp", str(prompt), "-ntg", str(answer), "-npl", str(count)),
             *("-c", str(context), "-b", "2048", "--output-format", "jsonl"),
             *(("-pps",) if shared else ()),
         )
-        row = json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
+        rows = [line for line in output.splitlines() if line.startswith("{")]
+        if not rows:
+            raise EngineFailedError("llama-batched-bench has measured nothing")
+        row = json.loads(rows[-1])
         # It has no prompts that are shared in part: their own parts are counted in at the
         # rate of the shared one.
         own_seconds = count * own * row["t_pp"] / shared if shared else 0.0
