@@ -211,6 +211,8 @@ class Peer:
 
 def main() -> int:
     arguments = parse_arguments()
+    # Engines that are stopped would outlive this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     peers = [peer for peer in PEERS if not arguments.only or peer.name in arguments.only]
     peers = [peer for peer in peers if is_installed(peer, arguments.folder)]
     model = prepare_model(arguments.folder)
