@@ -105,7 +105,8 @@ def _form_of_option(value: Any) -> str | None:
     return {bool: "<bool>", int: "<int>", float: "<float>", str: "<str>"}.get(type(value))
 
 
-def _one_of(form: Callable[[Any], str | None], wanted: str) -> Discriminator:
+def one_of(form: Callable[[Any], str | None], wanted: str) -> Discriminator:
+    """Return what tells the branches of a union apart, and says `wanted` if none is meant."""
     return Discriminator(
         form, custom_error_type="form", custom_error_message=f"input should be {wanted}"
     )
@@ -116,13 +117,13 @@ Prompt = Annotated[
     | Annotated[TokenIds, Tag("<ids>")]
     | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS), Tag("<texts>")]
     | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("<lists of ids>")],
-    _one_of(_form_of_prompt, "a string, a list of token ids, or a list of either"),
+    one_of(_form_of_prompt, "a string, a list of token ids, or a list of either"),
 ]
 
 Stop = Annotated[
     Annotated[StopString, Tag("<text>")]
     | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<list>")],
-    _one_of(_text_or_list, "a string or a list of strings"),
+    one_of(_text_or_list, "a string or a list of strings"),
 ]
 
 TemplateOption = Annotated[
@@ -130,7 +131,7 @@ TemplateOption = Annotated[
     | Annotated[Integer, Tag("<int>")]
     | Annotated[Number, Tag("<float>")]
     | Annotated[str, Field(max_length=MAX_NAME_CHARS), Tag("<str>")],
-    _one_of(_form_of_option, "a string, a number, a boolean or null"),
+    one_of(_form_of_option, "a string, a number, a boolean or null"),
 ]
 
 TemplateOptions = Annotated[
@@ -399,7 +400,7 @@ class ContentPart(StrictModel):
 Content = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[list[ContentPart], Field(max_length=MAX_PARTS), Tag("<list>")],
-    _one_of(_text_or_list, "a string or a list of parts"),
+    one_of(_text_or_list, "a string or a list of parts"),
 ]
 
 
@@ -461,7 +462,8 @@ class AllowedToolsChoice(StrictModel):
     allowed_tools: AllowedTools
 
 
-def _form_of_choice(value: Any) -> str | None:
+def form_of_choice(value: Any) -> str | None:
+    """Return the tag of what a ``tool_choice`` is meant for."""
     if isinstance(value, str):
         return "<word>"
     if not isinstance(value, dict):
@@ -473,7 +475,7 @@ ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[NamedTool, Tag("<named>")]
     | Annotated[AllowedToolsChoice, Tag("<allowed>")],
-    _one_of(_form_of_choice, "none, auto, required or an object that names a function"),
+    one_of(form_of_choice, "none, auto, required or an object that names a function"),
 ]
 
 

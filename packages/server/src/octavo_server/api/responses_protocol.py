@@ -25,6 +25,8 @@ from octavo_server.api.protocol import (
     TemplateOption,
     Text,
     ToolName,
+    form_of_choice,
+    one_of,
 )
 
 MAX_METADATA = 16
@@ -158,24 +160,11 @@ class AllowedResponseTools(StrictModel):
     tools: Annotated[list[NamedResponseTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-def _form_of_choice(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<word>"
-    if not isinstance(value, dict):
-        return None
-    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
-
-
 ResponseToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[NamedResponseTool, Tag("<named>")]
     | Annotated[AllowedResponseTools, Tag("<allowed>")],
-    Discriminator(
-        _form_of_choice,
-        custom_error_type="form",
-        custom_error_message="input should be none, auto, required or an object that names a "
-        "function",
-    ),
+    one_of(form_of_choice, "none, auto, required or an object that names a function"),
 ]
 
 
