@@ -183,6 +183,15 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
         PositiveInt | None,
         Meta(description="Threads on a CPU, divided among workers; by default all usable cores."),
     ] = None
+    cpu_offload_gb: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=65536,
+            description="GiB of weights that each worker of a GPU keeps in host memory and copies "
+            "layer by layer in every step; 0 keeps all on the device.",
+        ),
+    ] = 0.0
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,6 +47,33 @@ def resolve_device(config: EngineConfig, rank: int) -> torch.device:
     return torch.device("cpu")
 
 
+def check_offload(config: EngineConfig, device: torch.device, has_layers: bool) -> None:
+    """Refuse to keep weights in host memory where that makes no difference, or can't be done.
+
+    Args:
+        config: All settings.
+        device: Where the model will run.
+        has_layers: Whether the model has a definition of ours, whose layers can be fetched.
+
+    Raises:
+        ConfigError: ``cpu_offload_gb`` is set all the same.
+    """
+    wanted = config.device.cpu_offload_gb
+    if not wanted:
+        return
+    reason = ""
+    if device.type == "cpu":
+        reason = "the device is a CPU, whose weights are in host memory anyway; leave it out"
+    elif not has_layers:
+        reason = "the model runs through transformers, which keeps all weights on the device"
+    if reason:
+        raise ConfigError(
+            f"cpu_offload_gb is {wanted:g} (from {config.source_of('cpu_offload_gb')}), but "
+            f"{reason}.",
+            field="cpu_offload_gb",
+        )
+
+
 def resolve_dtype(wanted: str, checkpoint: str | None, device: torch.device) -> torch.dtype:
     """Choose the type of weights and activations.
 

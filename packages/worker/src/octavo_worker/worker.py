@@ -30,6 +30,7 @@ from octavo_kernels.cpu.jit import cache_folder
 from octavo_kernels.dispatch import reference_forced
 from octavo_worker.device import (
     available_cpu_memory,
+    check_offload,
     one_torch_thread,
     resolve_device,
     resolve_dtype,
@@ -38,7 +39,8 @@ from octavo_worker.device import (
     use_cpu_threads,
 )
 from octavo_worker.kv_caches import allocate_kv_caches
-from octavo_worker.load_model import LoadedModel, load_model
+from octavo_worker.layer_copies import CudaCopies
+from octavo_worker.load_model import LoadedModel, Offload, load_model
 from octavo_worker.load_share import load_share
 from octavo_worker.loading.progress_bar import ProgressBar
 from octavo_worker.model_runner import ModelInput, ModelRunner
@@ -95,6 +97,7 @@ class Worker:
         check_division(self._whole_spec, self._place)
         self._spec = spec_of_rank(self._whole_spec, self._place)
         self.device = resolve_device(self._config, self._place.rank)
+        check_offload(self._config, self.device, has_definition(self._spec))
         wanted = self._config.model.dtype
         self.dtype = resolve_dtype(wanted, self._spec.dtype, self.device)
         self._form = resolve_weight_form(
@@ -223,10 +226,16 @@ class Worker:
             self.device,
             on_progress,
             self._config.model.load_format,
+            self._offload(),
         )
         if self._group is None:
             return load_model(*arguments)
         return load_share(*arguments, group=self._group, dtype=self.dtype)
+
+    def _offload(self) -> Offload | None:
+        """What of the weights stays in host memory; `check_offload` has seen to the device."""
+        gib = self._config.device.cpu_offload_gb
+        return Offload(int(gib * 2**30), CudaCopies(self.device)) if gib else None
 
     def _compile_kernels(self, on_progress: ProgressCallback) -> None:
         """Compile what the model needs and this machine has not compiled before.

@@ -50,6 +50,7 @@ def load_weights(
     on_progress: ProgressCallback,
     load_format: str = "auto",
     place: ParallelPlace = ONLY_WORKER,
+    on_host: Collection[str] = (),
 ) -> dict[str, Weight]:
     """Load every tensor of a model, or a worker's part of it.
 
@@ -61,6 +62,7 @@ def load_weights(
         on_progress: Told about the share of weights that is there.
         load_format: ``dummy`` makes random weights, and reads none.
         place: Of this worker, which reads only its part.
+        on_host: Tensors that are to be in host memory, whatever the device.
 
     Returns:
         The tensors of the model class's `weight_layout`, by its names.
@@ -70,7 +72,7 @@ def load_weights(
             The message names the file and the tensor.
     """
     layout = resolve_model_class(spec).weight_layout(spec)
-    return load_layout(layout, spec, path, form, device, on_progress, load_format, place)
+    return load_layout(layout, spec, path, form, device, on_progress, load_format, place, on_host)
 
 
 def load_layout(
@@ -82,6 +84,7 @@ def load_layout(
     on_progress: ProgressCallback,
     load_format: str = "auto",
     place: ParallelPlace = ONLY_WORKER,
+    on_host: Collection[str] = (),
 ) -> dict[str, Weight]:
     """Load the tensors of a layout; see `load_weights`."""
     opened: Checkpoint
@@ -99,7 +102,8 @@ def load_layout(
         done = 0
         weights: dict[str, Weight] = {}
         for entry in layout:
-            weights[entry.name] = _load_entry(entry, weights, checkpoint, form, device)
+            where = torch.device("cpu") if entry.name in on_host else device
+            weights[entry.name] = _load_entry(entry, weights, checkpoint, form, where)
             done += sum(math.prod(part.read_shape) for part in entry.parts)
             on_progress(STAGE, done / total)
     if not place.is_first_stage:  # there only for what is tied to it
