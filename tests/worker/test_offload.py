@@ -46,13 +46,13 @@ class LateCopies:
         self.log.append(("start", number))
 
     def wait(self, number):
-        host, staging = self.pending.pop(number)
-        staging.copy_(host)
-        self.used = staging
+        if number in self.pending:  # else it is there already
+            host, staging = self.pending.pop(number)
+            staging.copy_(host)
         self.log.append(("wait", number))
 
     def release(self, number):
-        self.used.fill_(NOT_A_NUMBER)
+        assert number not in self.pending
         self.log.append(("release", number))
 
 
@@ -96,15 +96,11 @@ def test_a_step_that_fails_midway_leaves_the_next_one_right(tmp_path):
 
 
 class _Forgiving(LateCopies):
-    """Takes a second wait, and copies that follow each other, as events and a stream do."""
+    """Takes copies that follow each other, as a stream does."""
 
     def start(self, number, host, staging):
         self.pending.pop(number, None)
         super().start(number, host, staging)
-
-    def wait(self, number):
-        if number in self.pending:
-            super().wait(number)
 
 
 def test_a_budget_is_spent_on_layers_far_apart(tmp_path):
@@ -118,8 +114,8 @@ def test_a_budget_is_spent_on_layers_far_apart(tmp_path):
     half = plan_offload(layout, torch.float32, 4 * layer + 1)
     assert list(half.layers) == [0, 2, 4, 6]
     assert half.num_bytes == 4 * layer
-    assert all(name.startswith(("model.layers.0", "model.layers.2")) for name in half.layers[0])
-    assert plan_offload(layout, torch.bfloat16, 4 * layer).num_bytes == 4 * layer
+    assert all(name.startswith("model.layers.2.") for name in half.layers[2])
+    assert len(plan_offload(layout, torch.bfloat16, 4 * layer + 4096).layers) == 8
 
 
 def test_a_budget_that_frees_nothing_is_refused(tmp_path):
@@ -152,7 +148,7 @@ def test_layers_of_several_sizes_share_the_buffers():
         for name in names[index]:
             assert torch.equal(offloaded[name], expected[name])
         offloaded.after(index)
-        assert offloaded[names[index][0]].isnan().all()
+    assert offloaded["layers.0.a"].isnan().all()  # it is being fetched
 
 
 def test_a_cpu_refuses_it_by_name(make_config, tiny_folder):
