@@ -32,7 +32,7 @@ SCHEDULER = [
         "while step.budget >= 0 and self._free_slots and len(policy):",
     ),
     Mutant(
-        "scheduler.py",
+        "step.py",
         "a prefill is not taken off the budget",
         "        self.budget -= num_tokens\n        end",
         "        end",
@@ -182,7 +182,7 @@ SCHEDULER = [
         "if request is None:",
     ),
     Mutant(
-        "scheduler.py",
+        "admission.py",
         "a request that can never fit is admitted",
         "if blocks.most_blocks_held(request.max_total_tokens) > blocks.pool.num_blocks:",
         "if blocks.most_blocks_held(request.num_tokens) > blocks.pool.num_blocks:",
@@ -545,28 +545,28 @@ GRAMMARS = [
         "",
     ),
     Mutant(
-        "scheduler.py",
+        "constrained_decoding.py",
         "grammar: forced tokens are told again in every step",
         "            request.num_untold_tokens = 0\n    return forced",
         "    return forced",
     ),
     Mutant(
-        "scheduler.py",
+        "step.py",
         "grammar: a victim that was scheduled keeps its mask",
         "        if request in self.constrained:\n            self.constrained.remove(request)\n",
         "",
     ),
     Mutant(
-        "scheduler.py",
+        "constrained_decoding.py",
         "grammar: its end is not the answer's",
-        "if not request.is_finished and matcher.is_terminated:",
+        "if matcher.is_terminated:",
         "if False:",
     ),
     Mutant(
         "scheduler.py",
         "grammar: forced tokens of a waiting request are not counted in the line",
-        "                self._num_queued_tokens += 1\n            if request.ends_with",
-        "                pass\n            if request.ends_with",
+        "self._num_queued_tokens += len(new_token_ids) - 1",
+        "pass",
     ),
     Mutant(
         "scheduler.py",
