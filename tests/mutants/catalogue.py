@@ -92,10 +92,28 @@ SCHEDULER = [
         "elif start < request.max_total_tokens:",
     ),
     Mutant(
-        "scheduler.py",
+        "request.py",
         "an answer is one token too long",
-        "or len(token_ids) >= request.max_total_tokens:",
-        "or len(token_ids) > request.max_total_tokens:",
+        "if num_tokens >= self.max_total_tokens:",
+        "if num_tokens > self.max_total_tokens:",
+    ),
+    Mutant(
+        "scheduler.py",
+        "an answer's limit is not looked at once its first token was told",
+        "request.plain_until = request.max_total_tokens - 1",
+        "request.plain_until = request.max_total_tokens",
+    ),
+    Mutant(
+        "scheduler.py",
+        "a preempted request's awaited token is taken for a running one's",
+        "        request.plain_until = 0\n",
+        "",
+    ),
+    Mutant(
+        "scheduler.py",
+        "decodes beyond the budget count as computed",
+        "            request.num_computed_tokens -= 1\n",
+        "            pass\n",
     ),
     Mutant(
         "scheduler.py",

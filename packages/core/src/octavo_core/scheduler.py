@@ -262,27 +262,14 @@ class Scheduler:
         if output.prompt_logprobs:
             collect_prompt_logprobs(step, output)
         for request, token_id in zip(step.requests, output.sampled_token_ids, strict=True):
-            if token_id < 0:
-                continue
-            if request.slot < 0 and not self._was_awaited(request):
-                continue  # it has ended
-            if request.matcher is not None:
-                outputs.append(self._update_constrained(request, token_id))
-                has_ended |= request.is_finished
-                continue
             token_ids = request.token_ids
-            token_ids.append(token_id)
-            if token_id in request.stop_ids or len(token_ids) >= request.max_total_tokens:
-                if request.ends_with(token_id):
-                    has_ended = True
-                    self._finish(request)
-                    outputs.append(report(request, [token_id]))
-                    continue
-            elif request.report_due:
-                request.report_due = False
-                outputs.append(report(request, [token_id]))
-                continue
-            outputs.append(EngineCoreOutput(request.request_id, [token_id]))
+            # Nearly always so, and then four fields are all that is looked at: 0.23 us, not 0.28.
+            if len(token_ids) < request.plain_until and token_id not in request.stop_ids:
+                token_ids.append(token_id)
+                outputs.append(EngineCoreOutput(request.request_id, [token_id]))
+            elif token_id >= 0 and (request.slot >= 0 or self._was_awaited(request)):
+                outputs.append(self._update(request, token_id))
+                has_ended |= request.is_finished
         if has_ended:
             self._running = [request for request in self._running if request.slot >= 0]
         if output.logprobs:
@@ -336,18 +323,21 @@ class Scheduler:
         return ready[:share]
 
     def _schedule_running(self, step: Step, running: list[Request]) -> None:
-        requests, counts, starts = step.requests, step.counts, step.starts
-        budget = step.budget
+        requests, starts = step.requests, step.starts
         others = []
         for request in running:
             start = request.num_computed_tokens
-            if start >= request.decode_limit:  # always so while it prefills
-                others.append(request)
-            elif len(requests) < budget:
+            if start < request.decode_limit:
                 requests.append(request)
                 starts.append(start)
                 request.num_computed_tokens = start + 1
-        counts += [1] * len(requests)
+            else:  # always so while it prefills
+                others.append(request)
+        # Rare, so it is looked at once and not for each of them.
+        for request in requests[step.budget :]:
+            request.num_computed_tokens -= 1
+        del requests[step.budget :], starts[step.budget :]
+        step.counts += [1] * len(requests)
         step.budget -= len(requests)
         if others:
             self._schedule_others(step, others)
@@ -488,7 +478,21 @@ class Scheduler:
         num_others = len(self._policy) - (request.slot < 0)
         return num_others > 0 and bool(self._free_slots) and not self._head_is_blocked
 
-    # Structured output
+    # Tokens come back
+
+    def _update(self, request: Request, token_id: int) -> EngineCoreOutput:
+        """Append a token that may end the request, or with which there is more to tell."""
+        if request.matcher is not None:
+            return self._update_constrained(request, token_id)
+        request.token_ids.append(token_id)
+        if request.ends_with(token_id):
+            self._finish(request)
+        elif not request.report_due:
+            return EngineCoreOutput(request.request_id, [token_id])
+        elif request.slot >= 0:
+            request.plain_until = request.max_total_tokens - 1
+        request.report_due = False
+        return report(request, [token_id])
 
     def _update_constrained(self, request: Request, token_id: int) -> EngineCoreOutput:
         """Append a token, and those that its grammar forces.
@@ -580,6 +584,7 @@ class Scheduler:
         self._free_slots.append(request.slot)
         self._slots_to_tell.append(request.slot)
         request.slot = -1
+        request.plain_until = 0
 
     def _note_deadline(self, deadline: float, request_id: str) -> None:
         heapq.heappush(self._deadlines, (deadline, request_id))
