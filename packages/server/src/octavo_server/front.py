@@ -367,7 +367,7 @@ class _Front:
         print(f"Octavo {__version__} serves {model.name} at {scheme}://{_url_host(host)}:{port}")
         prompt: Any
         if model.can_chat:
-            question = {"role": "user", "content": "What is the capital of France?"}
+            question = {"role": "user", "content": "What is the chemical symbol for water?"}
             path, field, prompt = "/v1/chat/completions", "messages", [question]
         else:
             path, field, prompt = "/v1/completions", "prompt", "Once upon a time"
