@@ -44,7 +44,7 @@ def inject(faults: dict[str, Any]) -> None:
     """Break the model runner of this process, for the requests that `faults` names."""
     stage_of = {int(seed): stage for seed, stage in faults.items() if seed.isdigit()}
     runner: Any = ModelRunner
-    prepare, forward = runner.prepare_input, runner.forward
+    prepare, forward, run_one_call = runner.prepare_input, runner.forward, runner.run_one_call
     sample = model_runner.sample_rows
 
     def check(self: Any, stage: str, slots: Any) -> None:
@@ -68,12 +68,26 @@ def inject(faults: dict[str, Any]) -> None:
     def faulty_sample(logits: Any, batch: Any, slots: Any, *args: Any) -> Any:
         # After the fact, so that half the work was done.
         result = sample(logits, batch, slots, *args)
-        for slot in slots.tolist():
+        end_sampling(batch, slots.tolist())
+        return result
+
+    def end_sampling(batch: Any, slots: list[int]) -> None:
+        for slot in slots:
             stage = stage_of.get(int(batch.seeds[slot]))
             if stage == "sample":
                 raise InjectedFault(stage)
             if stage in ("kernel", "interpreter"):
                 call_for(SECONDS, multiply if stage == "kernel" else count)
+
+    def faulty_one_call(self: Any, decoder_step: Any, scheduler_output: Any) -> Any:
+        slots = scheduler_output.slots
+        check(self, "prepare", slots)
+        check(self, "forward", slots)
+        result = run_one_call(self, decoder_step, scheduler_output)
+        if len(slots) > faults.get("memory", 1 << 30):
+            raise torch.OutOfMemoryError(f"{len(slots)} rows")
+        if not self.batch.needs_logits(slots):
+            end_sampling(self.batch, slots)
         return result
 
     compile_grammar = LLGuidanceBackend.compile
@@ -84,6 +98,7 @@ def inject(faults: dict[str, Any]) -> None:
 
     LLGuidanceBackend.compile = faulty_compile  # type: ignore[method-assign]
     runner.prepare_input, runner.forward = faulty_prepare, faulty_forward
+    runner.run_one_call = faulty_one_call
     model_runner.sample_rows = faulty_sample  # type: ignore[assignment]
 
 

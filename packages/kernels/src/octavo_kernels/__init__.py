@@ -7,6 +7,7 @@ from octavo_kernels.compile_kernels import compile_kernels, operation_kernels, s
 from octavo_kernels.compute_logprobs import Logprobs, compute_logprobs
 from octavo_kernels.copy_blocks import copy_blocks, swap_blocks
 from octavo_kernels.decoder import Decoder, DecoderLayer
+from octavo_kernels.decoder_step import BatchTables, DecoderStep, fits_step
 from octavo_kernels.dequantize import DEQUANTIZABLE_TYPES, dequantize
 from octavo_kernels.embed_tokens import embed_tokens
 from octavo_kernels.filter_logits import filter_logits
@@ -43,8 +44,10 @@ __all__ = [
     "DEQUANTIZABLE_TYPES",
     "WEIGHT_KINDS",
     "AttentionMetadata",
+    "BatchTables",
     "Decoder",
     "DecoderLayer",
+    "DecoderStep",
     "Experts",
     "Logprobs",
     "PackedWeight",
@@ -59,6 +62,7 @@ __all__ = [
     "dequantize",
     "embed_tokens",
     "filter_logits",
+    "fits_step",
     "fused_add_rms_norm",
     "fused_moe",
     "gelu_and_mul",

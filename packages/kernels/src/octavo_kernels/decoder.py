@@ -35,7 +35,11 @@ from octavo_kernels.write_kv_cache import write_kv_cache
 decode = Kernel("decoder.decode", "q")
 _CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
-_PROBLEM, _KEY_CACHE, _VALUE_CACHE_END = 4, 5, 7  # words of a layer
+PROBLEM_WORD, KEY_CACHE_WORD, VALUE_CACHE_WORD = 4, 5, 6
+"""Words of a layer that differ from step to step, by index."""
+
+KEPT_TOKENS = 64
+"""Memory of steps is for multiples of so many tokens: 2 MiB each with the starter model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,15 +112,15 @@ class Decoder:
         self.ffn_size = layers[0].down.shape[1]
         self._check()
         self._owned: list[Tensor] = []
-        self._layer_words = np.array([self._words_of(layer) for layer in self.layers], np.int64)
+        self.layer_words = np.array([self._words_of(layer) for layer in self.layers], np.int64)
         # One problem of attention for each layer: they differ in where the caches are.
         self._problems = np.zeros((len(self.layers), PROBLEM_WORDS), np.int64)
-        self._layer_words[:, _PROBLEM] = self._problems.ctypes.data + (
+        self.layer_words[:, PROBLEM_WORD] = self._problems.ctypes.data + (
             8 * PROBLEM_WORDS * np.arange(len(self.layers))
         )
         self._bound_caches: list[tuple[Tensor, Tensor]] = []
         self._cache_addresses = np.zeros((len(self.layers), 2), np.int64)
-        self._buffers: _Buffers | None = None
+        self._buffers: DecoderBuffers | None = None
         self._eps_word: int = struct.unpack("<q", struct.pack("<f4x", eps))[0]
         self._rotary_words = (self.cos_sin_cache.data_ptr(), self.cos_sin_cache.shape[1])
 
@@ -156,17 +160,42 @@ class Decoder:
         output = torch.empty_like(hidden)
         words = array(
             "q",
-            [
-                *(self._layer_words.ctypes.data, len(self.layers), hidden.data_ptr()),
-                *(self.hidden_size, num_tokens, self._eps_word, *self._rotary_words),
-                *(where.data_ptr(), slots.data_ptr(), self.num_heads, self.num_kv_heads),
-                *(self.head_dim, key_cache.shape[2], _CACHE_KINDS[key_cache.dtype]),
-                *(attend[key_cache.dtype].address, buffers.query.data_ptr()),
-                *(problem.output.data_ptr(), *buffers.words, output.data_ptr()),
-            ],
+            self.step_words(
+                buffers,
+                key_cache,
+                layers=self.layer_words.ctypes.data,
+                hidden=hidden.data_ptr(),
+                num_tokens=num_tokens,
+                positions=where.data_ptr(),
+                slot_mapping=slots.data_ptr(),
+                attended=problem.output.data_ptr(),
+                output=output.data_ptr(),
+            ),
         )
         decode(words.buffer_info()[0])
         return output
+
+    def step_words(
+        self,
+        buffers: DecoderBuffers,
+        key_cache: Tensor,
+        *,
+        layers: int,
+        hidden: int,
+        num_tokens: int,
+        positions: int,
+        slot_mapping: int,
+        attended: int,
+        output: int,
+    ) -> list[int]:
+        """List the words of a step, see `octavo_kernels.cpu.decoder`; arguments are addresses."""
+        return [
+            *(layers, len(self.layers), hidden, self.hidden_size, num_tokens, self._eps_word),
+            *(*self._rotary_words, positions, slot_mapping, self.num_heads, self.num_kv_heads),
+            *(self.head_dim, key_cache.shape[2], _CACHE_KINDS[key_cache.dtype]),
+            *(attend[key_cache.dtype].address, buffers.query.data_ptr(), attended),
+            *(*buffers.words, output),
+        ]
 
     def _bind(self, kv_caches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Note where the caches are; from step to step they stay, and asking takes 0.1 ms."""
@@ -177,13 +206,11 @@ class Decoder:
             raise ValueError(f"{len(kv_caches)} KV caches for {len(self.layers)} layers")
         self._bound_caches = list(kv_caches)
         self._cache_addresses = np.array([[k.data_ptr(), v.data_ptr()] for k, v in kv_caches])
-        self._layer_words[:, _KEY_CACHE:_VALUE_CACHE_END] = self._cache_addresses
+        self.layer_words[:, KEY_CACHE_WORD : VALUE_CACHE_WORD + 1] = self._cache_addresses
 
-    def _buffers_for(self, num_tokens: int) -> _Buffers:
+    def _buffers_for(self, num_tokens: int) -> DecoderBuffers:
         """Return memory for a step, that of the last one if it fits."""
-        key = (num_tokens, get_num_threads())
-        if self._buffers is None or self._buffers.key != key:
-            self._buffers = _Buffers(self, *key)
+        self._buffers = buffers_for(self, num_tokens, self._buffers)
         return self._buffers
 
     def forward_reference(
@@ -258,20 +285,20 @@ class Decoder:
         """Addresses of a layer's weights; those of its caches come with each step."""
         return [
             self._keep(layer.input_norm),
-            self._parts(layer.qkv, layer.qkv_bias),
+            self.parts(layer.qkv, layer.qkv_bias),
             self._keep(layer.query_norm),
             self._keep(layer.key_norm),
             *(0, 0, 0),
-            self._parts([layer.output], [layer.output_bias]),
+            self.parts([layer.output], [layer.output_bias]),
             self._keep(layer.ffn_norm),
-            self._parts(layer.gate_up),
-            self._parts([layer.down]),
+            self.parts(layer.gate_up),
+            self.parts([layer.down]),
         ]
 
-    def _parts(
+    def parts(
         self, weights: Sequence[PackedWeight], biases: Sequence[Tensor | None] | None = None
     ) -> int:
-        """Describe the projections of one input, and return where."""
+        """Describe projections of one input for the kernels, and return the address of that."""
         quantized = [weight.kind not in DENSE_KINDS for weight in weights]
         words = [len(weights), int(any(quantized))]
         column = 0
@@ -297,31 +324,59 @@ class Decoder:
         return kept.data_ptr()
 
 
-class _Buffers:
-    """Memory of one step."""
+class DecoderBuffers:
+    """Memory of steps.
 
-    def __init__(self, decoder: Decoder, num_tokens: int, num_threads: int) -> None:
-        self.key = (num_tokens, num_threads)
+    Args:
+        decoder: Whose steps.
+        capacity: Most tokens of a step.
+        num_threads: Threads that run it.
+
+    Attributes:
+        capacity: As given.
+        num_threads: As given.
+        fewest_tokens: A smaller step gives what a long prompt took back.
+        query: ``[capacity, num_heads, head_dim]`` float32.
+        words: What `Decoder.step_words` says of it.
+    """
+
+    def __init__(self, decoder: Decoder, capacity: int, num_threads: int) -> None:
+        self.capacity, self.num_threads = capacity, num_threads
+        # From two units of memory on, steps of less than half of it get their own.
+        self.fewest_tokens = 1 if capacity <= 2 * KEPT_TOKENS else capacity // 2
         query_size = decoder.num_heads * decoder.head_dim
         qkv_size = query_size + 2 * decoder.num_kv_heads * decoder.head_dim
         ffn_size = decoder.ffn_size
-        self.query = torch.empty(num_tokens, decoder.num_heads, decoder.head_dim)
-        self.qkv = torch.empty(num_tokens, qkv_size)
-        self.gate_up = torch.empty(num_tokens, 2 * ffn_size)
-        self.ffn_rows = torch.empty(num_tokens, ffn_size)
-        self.ffn_quantized = torch.empty(num_tokens * (ffn_size + ffn_size // 4), dtype=torch.uint8)
-        self.arguments = torch.empty(num_threads * ARGUMENT_BYTES, dtype=torch.uint8)
+        self.query = torch.empty(capacity, decoder.num_heads, decoder.head_dim)
+        self._qkv = torch.empty(capacity, qkv_size)
+        self._gate_up = torch.empty(capacity, 2 * ffn_size)
+        self._ffn_rows = torch.empty(capacity, ffn_size)
+        self._ffn_quantized = torch.empty(capacity * (ffn_size + ffn_size // 4), dtype=torch.uint8)
+        self._arguments = torch.empty(num_threads * ARGUMENT_BYTES, dtype=torch.uint8)
         # Rows as float32 and quantized: each thread's own if there are few, shared if many.
         widest = max(decoder.hidden_size, query_size)
-        normed_bytes = 4 * num_tokens * decoder.hidden_size
-        private_bytes = normed_bytes + num_tokens * (widest + widest // 4)
+        private_bytes = 4 * widest * PRIVATE_ROWS
         private_bytes = -(-private_bytes // 64) * 64  # a cache line has one owner
-        copies = num_threads if num_tokens <= PRIVATE_ROWS else 1
-        self.rows = torch.empty(copies * private_bytes, dtype=torch.uint8)
-        normed = self.rows.data_ptr()
+        rows_bytes = max(4 * widest * capacity, num_threads * private_bytes)
+        self._rows = torch.empty(2 * rows_bytes, dtype=torch.uint8)
+        normed = self._rows.data_ptr()
         self.words = (
-            *(self.qkv.data_ptr(), qkv_size, self.gate_up.data_ptr(), ffn_size),
-            *(_ACTIVATIONS[decoder.activation], normed, normed + normed_bytes),
-            *(self.ffn_quantized.data_ptr(), self.ffn_rows.data_ptr()),
-            *(self.arguments.data_ptr(), private_bytes, decoder.final_norm.data_ptr()),
+            *(self._qkv.data_ptr(), qkv_size, self._gate_up.data_ptr(), ffn_size),
+            *(_ACTIVATIONS[decoder.activation], normed, normed + rows_bytes),
+            *(self._ffn_quantized.data_ptr(), self._ffn_rows.data_ptr()),
+            *(self._arguments.data_ptr(), private_bytes, decoder.final_norm.data_ptr()),
         )
+
+    def fits(self, num_tokens: int, num_threads: int) -> bool:
+        """Whether a step has room, and not far too much of it."""
+        fits = self.fewest_tokens <= num_tokens <= self.capacity
+        return fits and num_threads == self.num_threads
+
+
+def buffers_for(decoder: Decoder, num_tokens: int, last: DecoderBuffers | None) -> DecoderBuffers:
+    """Return memory for a step: the last step's if it fits, so that most steps allocate none."""
+    num_threads = get_num_threads()
+    if last is not None and last.fits(num_tokens, num_threads):
+        return last
+    capacity = -(-num_tokens // KEPT_TOKENS) * KEPT_TOKENS
+    return DecoderBuffers(decoder, capacity, num_threads)

@@ -13,8 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import count
 from types import FrameType, TracebackType
 from typing import Any
@@ -29,7 +28,7 @@ from octavo_core.errors import ConfigError, InvalidRequestError
 from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
-from octavo_core.wire import EngineCoreRequest
+from octavo_core.wire import EngineCoreOutputs, EngineCoreRequest
 from octavo_server.grammar_compilers import make_grammar_compiler
 from octavo_server.input_processor import InputProcessor
 from octavo_server.model_source import resolve_model
@@ -251,11 +250,10 @@ class LLM:
 
     def _step_until_done(self, jobs: Sequence[_Job], use_tqdm: bool) -> None:
         by_id = {job.request_id: job for job in jobs}
-        with _Progress(len(jobs), use_tqdm) as progress:
+        with _Progress(len(jobs), use_tqdm) as progress, _Interrupts() as interrupts:
             while by_id:
                 assert self.engine.has_unfinished_requests(), "the engine lost a request"
-                with _interrupts_held():
-                    outputs = self.engine.step().outputs
+                outputs = interrupts.hold(self.engine.step).outputs
                 deltas, to_abort = self._output_processor.process(outputs)
                 if to_abort:
                     self.engine.abort_requests(to_abort)
@@ -313,30 +311,49 @@ class _Progress:
         self._bar.close()
 
 
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Put off a Ctrl-C until the end of a step, so that scheduler and worker agree.
+class _Interrupts:
+    """Puts off a Ctrl-C until the end of a step, so that scheduler and worker agree.
 
-    A second one comes through at once.
+    A second one comes through at once. The handler is set once for all steps: to set it and take
+    it back takes 120 us.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[tuple[int, FrameType | None]] = []
 
-    def hold(number: int, frame: FrameType | None) -> None:
-        held.append((number, frame))
-        if len(held) > 1:
-            handler(number, frame)
+    def __init__(self) -> None:
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self._is_holding = False
+        self._held: tuple[int, FrameType | None] | None = None
 
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if held:
-        handler(*held[0])
+    def __enter__(self) -> _Interrupts:
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+
+    def hold(self, step: Callable[[], EngineCoreOutputs]) -> EngineCoreOutputs:
+        """Run a step; what came in the meantime comes after it."""
+        self._is_holding = True
+        try:
+            return step()
+        finally:
+            self._is_holding = False
+            if self._held is not None:
+                self._release(*self._held)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._is_holding and self._held is None:
+            self._held = number, frame
+        else:
+            self._release(number, frame)
+
+    def _release(self, number: int, frame: FrameType | None) -> None:
+        self._held = None
+        assert self._handler is not None
+        self._handler(number, frame)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

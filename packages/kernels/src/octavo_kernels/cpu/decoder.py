@@ -262,11 +262,16 @@ def feed_forward_block(thread: int, decoder: int, layer: int) -> None:
 
 @jit
 def decode(thread: int, decoder: int) -> None:
-    """Run all layers, and the final norm from the residual stream to `OUTPUT`."""
+    """Run all layers, and the final norm from the residual stream to `OUTPUT`, if there is one.
+
+    Without one all is done for every thread when it returns; with one a barrier has to follow.
+    """
     for index in range(word(decoder, NUM_LAYERS)):
         layer = word(decoder, LAYERS) + index * LAYER_BYTES
         attention_block(thread, decoder, layer)
         feed_forward_block(thread, decoder, layer)
+    if not word(decoder, OUTPUT):
+        return
     size, eps = word(decoder, HIDDEN_SIZE), load_eps(decoder)
     i = next_chunk(thread)
     while i < word(decoder, NUM_TOKENS):

@@ -1,13 +1,39 @@
-"""Whether all layers of a model can be one call of the CPU kernels."""
+"""What of a model's steps can be one call of the CPU kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
 
 from octavo_core.model_spec import ModelSpec
+from octavo_kernels import BatchTables, DecoderStep, PackedWeight
 from octavo_kernels.dispatch import reference_forced
+from octavo_worker.layers.kv_cache import KVCache
 from octavo_worker.layers.parallel_weights import group_of
 from octavo_worker.layers.weight import Weight
+
+
+@runtime_checkable
+class OneCallModel(Protocol):
+    """A model that may run a whole step in one call."""
+
+    def decoder_step(self, tables: BatchTables, kv_caches: Sequence[KVCache]) -> DecoderStep | None:
+        """Return its steps over a batch and its caches, or None where it can't.
+
+        Args:
+            tables: The persistent batch.
+            kv_caches: One for each layer.
+        """
+        ...
+
+
+def one_part(weight: Weight) -> PackedWeight | None:
+    """Return a packed weight that is one part; None for any other."""
+    if isinstance(weight, Tensor) or len(weight) != 1:
+        return None
+    return weight[0]
 
 
 def fits_one_call(spec: ModelSpec, weights: Mapping[str, Weight]) -> bool:

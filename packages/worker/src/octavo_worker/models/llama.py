@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from octavo_core.model_spec import ModelSpec
-from octavo_kernels import AttentionMetadata, Decoder, DecoderLayer
+from octavo_kernels import (
+    AttentionMetadata,
+    BatchTables,
+    Decoder,
+    DecoderLayer,
+    DecoderStep,
+    fits_step,
+)
 from octavo_worker.layers.activation import GATED, KERNEL_NAMES, check_activation
 from octavo_worker.layers.attention import AttentionKind, AttentionLayer, FamilyAttention
 from octavo_worker.layers.embedding import Embedding
@@ -23,7 +30,7 @@ from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import FeedForward, GatedMLP
 from octavo_worker.layers.norm import RMSNorm
 from octavo_worker.layers.offloaded_weights import make_layers
-from octavo_worker.layers.one_call import fits_one_call
+from octavo_worker.layers.one_call import fits_one_call, one_part
 from octavo_worker.layers.rotary import Rotary, build_rotaries
 from octavo_worker.layers.weight import Weight, tensor_of
 from octavo_worker.layers.weight_entry import WeightEntry, embedding_entries, whole_entry
@@ -210,6 +217,15 @@ class LlamaForCausalLM:
         """Compute ``[num_rows, vocab_size]`` float32 from ``[num_rows, hidden_size]``."""
         assert self._lm_head is not None
         return self._lm_head(hidden_states).float()
+
+    def decoder_step(self, tables: BatchTables, kv_caches: Sequence[KVCache]) -> DecoderStep | None:
+        """Return this model's steps as one call each, over a batch and its caches, if it can."""
+        if self._decoder is None or self._lm_head is None:
+            return None
+        embedding, head = one_part(self._embedding.weight), one_part(self._lm_head.weight)
+        if embedding is None or head is None or not fits_step(embedding, head):
+            return None
+        return DecoderStep(self._decoder, embedding, head, tables, kv_caches, self._scale)
 
     def _join_layers(self, spec: ModelSpec, rotary: Rotary) -> Decoder:
         assert self._norm is not None
