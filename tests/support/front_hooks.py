@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from octavo_core.wire import EngineCoreOutput
+from octavo_core.wire import EngineCoreOutput, SchedulerStats
 from octavo_server import output_processor
 from octavo_server.detokenizer import Detokenizer
+from octavo_server.engine_client import EngineClient
 from octavo_server.engine_process import EngineTarget
 from octavo_server.input_processor import InputProcessor
 from octavo_server.request_ledger import RequestLedger
@@ -24,6 +25,16 @@ def forgetful_front() -> EngineTarget:
         self.remove([output.request_id for output in outputs if output.finish_reason])
 
     RequestLedger.note = note  # type: ignore[method-assign]
+    return run_scripted_engine
+
+
+def front_that_begins_to_count_again() -> EngineTarget:
+    """A front that forgets what engines before this one had counted."""
+
+    def forget(self: Any) -> None:
+        self._stats = SchedulerStats()
+
+    EngineClient._forget_load = forget  # type: ignore[method-assign]
     return run_scripted_engine
 
 

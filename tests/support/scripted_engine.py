@@ -3,7 +3,8 @@
 Its "model" speaks bytes. The answer repeats the prompt, byte by byte, and ends with `EOS`
 after ``max_tokens`` or where the prompt ends. Words in the prompt ask for misbehaviour:
 ``slow`` makes each step take 20 ms, ``break`` raises in the first step and ``crack`` in a
-later one, ``die`` ends the process after a few tokens.
+later one, ``die`` ends the process after a few tokens, and ``hang`` never ends a step, as if a
+device did not answer.
 """
 
 from __future__ import annotations
@@ -278,6 +279,8 @@ class ScriptedExecutor:
         is_late = self._num_known[slot] - len(prompt) >= 3
         if b"slow" in prompt:
             time.sleep(0.02)
+        if b"hang" in prompt and is_late:
+            time.sleep(3600)
         if b"die" in prompt and is_late:
             os._exit(EXIT_CODE)
         if b"break" in prompt or (b"crack" in prompt and is_late):

@@ -223,7 +223,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """A sign of life. It comes from a socket, and so with an identity, of its own."""
+    """A sign of life. It comes from a socket, and so with an identity, of its own.
+
+    Attributes:
+        step: Number of the step that runs just now; None between two of them.
+    """
+
+    step: int | None = None
 
 
 ToEngine = Configure | AddRequest | AbortRequests | UtilityCall | Shutdown

@@ -42,6 +42,8 @@ _JOIN_DELTAS = 64
 MAX_PENDING_BYTES = 1 << 20
 # One log-probability: the struct, two floats and ints, a text and its bytes.
 _LOGPROB_BYTES = 220
+# What of `SchedulerStats` only grows. Each engine counts from 0, and a dashboard sees one server.
+_TOTALS = ("num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "host_cache_hits")
 
 
 class EngineState(enum.Enum):
@@ -65,7 +67,6 @@ class EngineClient:
         output_processor: Turns tokens into text. To be set before the first request.
         stage: What start-up is doing, in words.
         progress: How far that is, from 0 to 1, or None.
-        stats: The engine's load after its last step.
         metrics: What was counted about all requests so far.
         limits: What the engine's start-up found, once it is done.
     """
@@ -82,7 +83,8 @@ class EngineClient:
         self.state = EngineState.STARTING
         self.stage = "starting the engine process"
         self.progress: float | None = None
-        self.stats = wire.SchedulerStats()
+        self._stats = wire.SchedulerStats()
+        self._past_stats = wire.SchedulerStats()  # of engines that are gone
         self.metrics = ServingMetrics()
         self.limits: wire.Ready | None = None
         self._generations: dict[str, Generation] = {}
@@ -99,6 +101,15 @@ class EngineClient:
         self._ready: asyncio.Future[wire.Ready] = loop.create_future()
         self._death: asyncio.Future[OctavoError] = loop.create_future()
         self._link = EngineLink(process, self._handle, self._on_engine_end)
+
+    @property
+    def stats(self) -> wire.SchedulerStats:
+        """The engine's load after its last step; totals count the engines before it, too."""
+        totals = {name: getattr(self._past_stats, name) for name in _TOTALS}
+        return msgspec.structs.replace(
+            self._stats,
+            **{name: past + getattr(self._stats, name) for name, past in totals.items()},
+        )
 
     @property
     def num_in_flight(self) -> int:
@@ -261,7 +272,7 @@ class EngineClient:
     def _handle(self, message: wire.ToFront) -> None:
         match message:
             case wire.EngineCoreOutputs(outputs, stats):
-                self.stats = stats or self.stats
+                self._stats = stats or self._stats
                 self._deliver(outputs)
             case wire.Loading(stage, progress):
                 self.stage, self.progress = stage, progress
@@ -352,7 +363,7 @@ class EngineClient:
         self._fail_calls(EngineDeadError(f"{error}; another one is being started"))
         self.state = EngineState.RESTARTING
         self.stage, self.progress = "starting another engine process", None
-        self.stats = wire.SchedulerStats()
+        self._forget_load()
         self._quarantine(self._ledger.note_crash())
         if self._recovery is not None:
             self._recovery.cancel()
@@ -396,6 +407,12 @@ class EngineClient:
         self._enter_ready()
         logger.info("The new engine is ready and has %d requests in flight", len(self._ledger))
 
+    def _forget_load(self) -> None:
+        """Keep what an engine that is gone had counted, and nothing of its load."""
+        totals = self.stats
+        kept = {name: getattr(totals, name) for name in _TOTALS}
+        self._past_stats, self._stats = wire.SchedulerStats(**kept), wire.SchedulerStats()
+
     def _submit(self, requests: list[wire.EngineCoreRequest]) -> None:
         for request in requests:
             self._send(wire.AddRequest(request))
@@ -407,6 +424,7 @@ class EngineClient:
         # A failed start is told by `wait_ready`, and needs to be said only once.
         is_news = self._ready.done() and not self._closing
         self.state = EngineState.DEAD
+        self._forget_load()
         self.stage, self.progress = str(error), None
         self._death.set_result(error)
         if not self._ready.done():

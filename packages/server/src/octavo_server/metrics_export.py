@@ -14,8 +14,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from octavo_core.wire import SchedulerStats
-from octavo_server.engine_client import EngineState
 from octavo_server.metrics import Histogram
 
 if TYPE_CHECKING:
@@ -108,8 +106,7 @@ def _serving_families(context: ServerContext, model: LoadedModel) -> Iterator[Me
 
 def _add_load(page: _Page, context: ServerContext) -> None:
     client = context.client
-    # The last word of an engine that is gone says nothing about now.
-    stats = SchedulerStats() if client.state is EngineState.DEAD else client.stats
+    stats = client.stats
     waiting = "num_requests_waiting"
     page.gauge("num_requests_running", "Requests that run.", stats.num_running)
     page.gauge(waiting, "Requests in line.", stats.num_waiting)
