@@ -16,7 +16,7 @@ import pytest
 
 from octavo_core.config import resolve_config
 from octavo_core.wire import SchedulerStats
-from octavo_server.engine_client import EngineState
+from octavo_server.engine_handle import EngineState
 from support.asgi import loading_context
 
 LABELS = {"model_name": "bytes", "engine": "0"}

@@ -232,6 +232,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port; 0 takes a free one.")] = 8000
+    api_server_count: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Processes that serve HTTP on this address, before the same engine.",
+        ),
+    ] = 1
     shutdown_timeout: Annotated[
         float,
         Meta(ge=0, description="Seconds that running requests get to finish after SIGTERM."),
@@ -272,6 +280,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "to look at; 0 keeps none.",
         ),
     ] = 1024
+    chat_template: Annotated[
+        str | None,
+        Meta(description="File with a jinja chat template, in place of the model's own."),
+    ] = None
     tool_call_parser: Annotated[
         str,
         Meta(
@@ -565,7 +577,8 @@ def _parse(option: Option, value: Any, source: str) -> Any:
     try:
         converted = msgspec.convert({option.name: value}, group_type, strict=False)
     except msgspec.ValidationError as error:
-        raise _wrong_value(option, value, source, _explain(error, words)) from None
+        reason = _explain(error, option.type)
+        raise _wrong_value(option, value, source, reason) from None
     return getattr(converted, option.name)
 
 
@@ -598,11 +611,22 @@ def _wrong_value(option: Option, value: Any, source: str, reason: str) -> Config
 
 _WRONG_TYPE = re.compile(r"Expected `(int|float|bool)(?: \| str)?(?: \| null)?`, got .*")
 _IN_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+_BOUND = re.compile(r"Expected `\w+` (<=|>=|<|>) (-?[\d.]+)")
+_BOUND_IN_WORDS = {"<=": "at most", ">=": "at least", "<": "below", ">": "above"}
 
 
-def _explain(error: msgspec.ValidationError, words: Sequence[str]) -> str:
+def _explain(error: msgspec.ValidationError, field_type: Any) -> str:
     """Say what is wrong without Python's names of types and msgspec's path."""
+    words = _words(field_type)
     reason = str(error).split(" - at ")[0]
+    if reason.startswith("Invalid enum value"):
+        return f"it must be {', '.join(words[:-1])} or {words[-1]}"
+    if (bound := _BOUND.fullmatch(reason)) is not None:
+        return f"it must be {_BOUND_IN_WORDS[bound[1]]} {bound[2].removesuffix('.0')}"
+    if "matching regex" in reason and _KEY not in reason:
+        return "it must start with a letter, _ or :, and go on with these and digits"
+    if reason.startswith("Expected `str"):
+        return "it must be a text"
     if "length >= 1" in reason:
         return "it is empty"
     if _KEY in reason:
