@@ -32,15 +32,22 @@ def test_quantities(text: str, value: int) -> None:
 @pytest.mark.parametrize(
     ("flags", "environ", "words"),
     [
-        ({"block_size": "0"}, {}, ["block_size", "'0'", "flag --block-size", ">= 1"]),
+        ({"block_size": "0"}, {}, ["block_size", "'0'", "flag --block-size", "at least 1"]),
         ({"block_size": "x"}, {}, ["block_size", "'x'", "a whole number"]),
         ({"block_size": "5.5"}, {}, ["block_size", "'5.5'", "a whole number"]),
         ({"block_size": 5.5}, {}, ["block_size", "5.5", "a whole number"]),
         ({"cpu_threads": "all"}, {}, ["cpu_threads", "'all'", "a whole number"]),
         ({"shutdown_timeout": "soon"}, {}, ["shutdown_timeout", "'soon'", "a number"]),
         ({"enable_prefix_caching": "maybe"}, {}, ["'maybe'", "true or false"]),
-        ({"dtype": "int4"}, {}, ["dtype", "int4"]),
-        ({}, {"OCTAVO_PORT": "99999"}, ["port", "99999", "environment OCTAVO_PORT", "65535"]),
+        ({"dtype": "int4"}, {}, ["dtype", "'int4'", "auto, bfloat16, float16 or float32"]),
+        ({"metrics_prefix": "9"}, {}, ["metrics_prefix", "start with a letter"]),
+        ({"ssl_cert_reqs": "7"}, {}, ["ssl_cert_reqs", "0, 1 or 2"]),
+        ({"host": 5}, {}, ["host", "a text"]),
+        (
+            {},
+            {"OCTAVO_PORT": "99999"},
+            ["port", "99999", "environment OCTAVO_PORT", "at most 65535"],
+        ),
         ({"kv_cache_memory": "much"}, {}, ["kv_cache_memory", "much", "GiB"]),
         ({"gpu_memory_utilization": "1.5"}, {}, ["gpu_memory_utilization", "1.5", "1"]),
         ({"no_such_thing": 1}, {}, ["no_such_thing"]),
@@ -60,7 +67,7 @@ def test_max_model_len_is_a_number_or_auto() -> None:
         assert resolve_config({"max_model_len": given}).model.max_model_len == value
     assert resolve_config(None, {"OCTAVO_MAX_MODEL_LEN": "auto"}).model.max_model_len == "auto"
     assert resolve_config(keywords={"max_model_len": "auto"}).model.max_model_len == "auto"
-    for wrong, words in [("all", "or auto"), ("0", ">= 1"), (1.5, "auto"), ([], "auto")]:
+    for wrong, words in [("all", "or auto"), ("0", "at least 1"), (1.5, "auto"), ([], "auto")]:
         with pytest.raises(ConfigError, match=words) as refused:
             resolve_config({"max_model_len": wrong})
         assert "max_model_len" in refused.value.message

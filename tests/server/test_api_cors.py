@@ -44,7 +44,11 @@ def test_a_preflight_needs_no_key_and_errors_carry_the_headers() -> None:
 
 def test_another_origin_or_method_is_not_allowed() -> None:
     app = guarded_app(resolve_config({"allowed_origins": [ORIGIN], "allowed_methods": ["GET"]}))
-    assert call(app, "OPTIONS", "/v1/models", PREFLIGHT).status == 400
+    refused = call(app, "OPTIONS", "/v1/models", PREFLIGHT)
+    assert refused.status == 400
+    assert refused.headers["content-type"] == "application/json"
+    assert "method is not allowed" in refused.json()["error"]["message"]
+    assert "--allowed-methods" in refused.json()["error"]["message"]
     other = [("Origin", "https://evil.example"), *PREFLIGHT[1:]]
     assert "access-control-allow-origin" not in call(app, "OPTIONS", "/", other).headers
     answer = call(app, "GET", "/version", [("Origin", "https://evil.example")])

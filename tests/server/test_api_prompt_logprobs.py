@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
 COMPLETIONS = "/v1/completions"
@@ -58,6 +59,14 @@ def test_a_prompt_of_one_token_has_nothing_but_its_first(front: Any) -> None:
     assert front.post(COMPLETIONS, body).json()["choices"][0]["prompt_logprobs"] == [None]
 
 
+def _generation_tokens(front: Any) -> str:
+    text = httpx.get(front.url + "/metrics").text
+    (line,) = [
+        line for line in text.splitlines() if line.startswith("vllm:generation_tokens_total")
+    ]
+    return line
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_scoring_a_prompt(front: Any, stream: bool) -> None:
     """Case T13: max_tokens 0 killed an engine, and later leaked a token into text and usage."""
@@ -69,6 +78,7 @@ def test_scoring_a_prompt(front: Any, stream: bool) -> None:
         "temperature": 0,
         "stream_options": {"include_usage": True} if stream else None,
     }
+    counted = _generation_tokens(front)
     if stream:
         *events, last = front.events(COMPLETIONS, body)
         (choice,) = [choice for event in events for choice in event["choices"]]
@@ -84,6 +94,7 @@ def test_scoring_a_prompt(front: Any, stream: bool) -> None:
     assert logprobs["token_logprobs"] == [None] + [-0.5] * 15
     assert logprobs["top_logprobs"][:2] == [None, {"o": -0.5}]
     assert logprobs["text_offset"] == list(range(16))
+    assert _generation_tokens(front) == counted
     assert front.post(COMPLETIONS, {"prompt": "alive"}).status_code == 200
 
 

@@ -334,6 +334,9 @@ def test_in_the_background(talker: Any) -> None:
     assert events[-1]["response"] == done
     rest = get(talker, response["id"], stream="true", starting_after=events[-2]["sequence_number"])
     assert json.loads(rest.text.split("\n")[1].removeprefix("data: ")) == events[-1]
+    for after in (events[-1]["sequence_number"], 10_000):
+        beyond = get(talker, response["id"], stream="true", starting_after=after)
+        assert beyond.text == "data: [DONE]\n\n"
 
 
 def test_in_the_background_with_a_stream(talker: Any) -> None:

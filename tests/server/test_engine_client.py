@@ -21,9 +21,12 @@ from octavo_core.errors import (
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreRequest
-from octavo_server import engine_client
-from octavo_server.engine_client import EngineClient, EngineState, Generation, join_deltas
+from octavo_server import generation as generation_module
+from octavo_server.engine_client import EngineClient
+from octavo_server.engine_handle import EngineState
+from octavo_server.engine_keeper import EngineKeeper
 from octavo_server.engine_process import EngineProcess
+from octavo_server.generation import Generation, join_deltas
 from octavo_server.input_processor import InputProcessor
 from octavo_server.output_processor import OutputProcessor
 from octavo_server.request_output import OutputDelta
@@ -43,7 +46,7 @@ async def running_client(
     folder: Path, target: Any = run_scripted_engine, limit: int = 8
 ) -> AsyncIterator[EngineClient]:
     process = EngineProcess("warning", target)
-    client = EngineClient(process, limit)
+    client = EngineClient(EngineKeeper(process), limit)
     model = write_byte_model(folder / "model")
     client.output_processor = OutputProcessor(load_tokenizer(model))
     client.configure(EngineConfig(model_path=str(model)))
@@ -61,7 +64,13 @@ def requests(folder: Path, request_id: str, prompt: str, **params: Any) -> list[
 
 
 async def text_of(generation: Generation) -> str:
-    return "".join([delta.text async for deltas in generation for delta in deltas])
+    text = ""
+    async for deltas in generation:
+        for delta in deltas:
+            if delta.error is not None:
+                raise delta.error.to_exception()
+            text += delta.text
+    return text
 
 
 async def test_choices_of_one_request(tmp_path: Path) -> None:
@@ -98,7 +107,7 @@ async def test_a_slow_reader_gets_joined_deltas(tmp_path: Path) -> None:
 
 async def test_a_reader_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: Any) -> None:
     """What waits for it is dropped, and its places are free: n=2, of which one is enough."""
-    monkeypatch.setattr(engine_client, "MAX_PENDING_BYTES", 100_000)
+    monkeypatch.setattr(generation_module, "MAX_PENDING_BYTES", 100_000)
     async with running_client(tmp_path) as client:
         await client.wait_ready()
         params = {"logprobs": 20, "n": 2}
@@ -118,9 +127,9 @@ async def test_closing_aborts_exactly_once(tmp_path: Path, monkeypatch: Any) -> 
     async with running_client(tmp_path) as client:
         await client.wait_ready()
         aborts: list[list[str]] = []
-        send = client._send
+        send = client.engine._send  # type: ignore[attr-defined]
         monkeypatch.setattr(
-            client,
+            client.engine,
             "_send",
             lambda m: (
                 (aborts.append(m.request_ids), send(m)) if hasattr(m, "request_ids") else send(m)

@@ -53,4 +53,5 @@ def test_public_names() -> None:
     assert set(octavo_server.__all__) <= set(dir(octavo_server))
     for name in octavo_server.__all__:
         assert getattr(octavo_server, name).__name__ == name
+    assert len(dir(octavo_server)) == len(set(dir(octavo_server)))
     assert not hasattr(octavo_server, "nothing")

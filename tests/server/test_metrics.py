@@ -60,6 +60,19 @@ def test_the_times_of_one_answer() -> None:
     assert (metrics.num_prompt_tokens, metrics.num_cached_tokens) == (10, 4)
 
 
+def test_a_scored_prompt_has_no_tokens_of_an_answer() -> None:
+    """The engine makes one to get at the prompt; with ``max_tokens`` 0 nobody gets to see it."""
+    metrics = ServingMetrics()
+    (progress,) = metrics.start([make_request()], now=100.5)
+    progress.is_scored = True
+    metrics.add(progress, make_delta(finish_reason="length"), 103.0)
+    metrics.end_step()
+    assert metrics.num_generation_tokens == 0
+    assert metrics.generation_tokens.sum == metrics.params_max_tokens.sum == 0
+    assert metrics.step_tokens.sum == metrics.num_prompt_tokens == 10
+    assert metrics.finished["length"] == 1
+
+
 @pytest.mark.parametrize("reason", ["abort", "error"])
 def test_an_answer_that_is_not_complete_has_no_latency(reason: str) -> None:
     metrics = ServingMetrics()

@@ -248,3 +248,15 @@ def test_a_server_of_its_own_gets_its_own_key(
     )
     assert run_batch_command.run(args) == 0
     assert results(target)["a"]["response"]["status_code"] == 200
+
+
+def test_a_wrong_key_writes_nothing_off(start_front: Any, tmp_path: Path) -> None:
+    front = start_front(api_key="sk-right").wait_ready()
+    lines = [line(f"r{i}", prompt=f"p{i}", max_tokens=2) for i in range(20)]
+    source, target = write(tmp_path, *lines), tmp_path / "out.jsonl"
+    done = run_batch(source, target, front.url, "--api-key", "sk-wrong", "--max-concurrency", "2")
+    assert done.returncode == 1
+    assert "--api-key" in done.stderr
+    assert target.read_text() == ""
+    assert run_batch(source, target, front.url, "--api-key", "sk-right").returncode == 0
+    assert len(results(target)) == 20

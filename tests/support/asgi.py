@@ -13,7 +13,7 @@ from octavo_core.config import EngineConfig
 from octavo_core.wire import SchedulerStats
 from octavo_server.api.app import create_app, guard_app
 from octavo_server.api.context import ServerContext
-from octavo_server.engine_client import EngineState
+from octavo_server.engine_handle import EngineState
 from octavo_server.keys import make_key_ring
 from octavo_server.metrics import ServingMetrics
 
@@ -31,6 +31,7 @@ class Answer:
 def loading_context(config: EngineConfig) -> ServerContext:
     """A server whose engine is still starting: all that needs it is a 503."""
     client: Any = SimpleNamespace(
+        engine=None,
         state=EngineState.STARTING,
         stage="loading",
         progress=None,

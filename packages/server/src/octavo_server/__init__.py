@@ -44,4 +44,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted({*globals(), *_MODULES})

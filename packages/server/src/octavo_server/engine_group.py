@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,8 +12,10 @@ from octavo_core import wire
 from octavo_core.config import EngineConfig
 from octavo_core.errors import EngineDeadError, OctavoError
 from octavo_core.router import LeastLoadedRouter, PrefixAffinityRouter, Router
-from octavo_server.engine_client import EngineClient, EngineState, Generation, check_room
-from octavo_server.output_processor import OutputProcessor
+from octavo_server.engine_handle import EngineState
+from octavo_server.engine_keeper import EngineKeeper
+from octavo_server.engine_process import EngineProcess, EngineSpawner
+from octavo_server.supervisor import Supervisor
 
 # What is true of the whole: the first of these that one of the engines is in. So it serves
 # while any of them does, and is dead when all are.
@@ -32,48 +34,40 @@ _AVERAGED = tuple(
 
 
 class EngineGroup:
-    """Looks like one `EngineClient`, and deals requests out to several.
+    """An `EngineHandle` on several engines, which deals requests out to them.
 
     Prompts that start alike go to the engine that has their blocks, unless it has more than its
-    share of the requests in flight. Each engine is supervised by its own client: when one
-    crashes its requests wait for its successor, and new ones go to the others.
+    share of the requests in flight. Each engine has its own keeper: when one crashes its
+    requests wait for its successor, and new ones go to the others.
 
     Args:
-        clients: One for each engine.
-        max_num_queued_reqs: Most answers in flight, over all engines.
+        keepers: One for each engine.
 
     Attributes:
-        clients: One for each engine.
-        metrics: What was counted about all requests so far.
+        keepers: One for each engine.
         limits: What any of the engines keeps, once all have started.
     """
 
-    def __init__(self, clients: Sequence[EngineClient], max_num_queued_reqs: int) -> None:
-        self.clients = tuple(clients)
-        self._max_num_queued_reqs = max_num_queued_reqs
-        # Requests are counted together, whichever engine they go to.
-        self.metrics = clients[0].metrics
-        for client in clients:
-            client.metrics = self.metrics
+    def __init__(self, keepers: Sequence[EngineKeeper]) -> None:
+        self.keepers = tuple(keepers)
         self.limits: wire.Ready | None = None
-        self._config: EngineConfig | None = None
-        self._by_prefix: Router = PrefixAffinityRouter(len(clients))
+        self._by_prefix: Router = PrefixAffinityRouter(len(keepers))
         self._by_load: Router = LeastLoadedRouter()
 
     @property
-    def output_processor(self) -> OutputProcessor | None:
-        """Turns tokens into text, for all engines. To be set before the first request."""
-        return self.clients[0].output_processor
+    def on_outputs(self) -> Callable[[list[wire.EngineCoreOutput]], None]:
+        """Gets what each step of each engine brings, errors included."""
+        return self.keepers[0].on_outputs
 
-    @output_processor.setter
-    def output_processor(self, output_processor: OutputProcessor) -> None:
-        for client in self.clients:
-            client.output_processor = output_processor
+    @on_outputs.setter
+    def on_outputs(self, on_outputs: Callable[[list[wire.EngineCoreOutput]], None]) -> None:
+        for keeper in self.keepers:
+            keeper.on_outputs = on_outputs
 
     @property
     def state(self) -> EngineState:
         """Where the engine is that is best off; while they start, the last of them."""
-        states = {client.state for client in self.clients}
+        states = {keeper.state for keeper in self.keepers}
         if EngineState.STARTING in states and EngineState.DEAD not in states:
             return EngineState.STARTING
         return next(state for state in _BEST_FIRST if state in states)
@@ -91,28 +85,32 @@ class EngineGroup:
     @property
     def stats(self) -> wire.SchedulerStats:
         """The load of all engines: counts are sums, and shares in use are means."""
-        return sum_stats([client.stats for client in self.clients])
+        return sum_stats([keeper.stats for keeper in self.keepers])
 
     @property
     def num_in_flight(self) -> int:
-        """Answers that the engines still owe."""
-        return sum(client.num_in_flight for client in self.clients)
+        """Requests that were added and have not ended."""
+        return sum(keeper.num_in_flight for keeper in self.keepers)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of prompts that have no answer's token yet."""
+        return sum(keeper.num_waiting_tokens for keeper in self.keepers)
 
     @property
     def num_restarts(self) -> int:
         """How many engines were started in place of crashed ones."""
-        return sum(client.num_restarts for client in self.clients)
+        return sum(keeper.num_restarts for keeper in self.keepers)
 
     def configure(self, config: EngineConfig) -> None:
         """Give each engine its configuration, now or as soon as it says hello."""
-        self._config = config
-        for index, client in enumerate(self.clients):
-            client.configure(_config_of(config, index))
+        for index, keeper in enumerate(self.keepers):
+            keeper.configure(_config_of(config, index))
 
     def report_stage(self, stage: str, progress: float | None) -> None:
         """Show what the front itself is doing, until the engines have something to tell."""
-        for client in self.clients:
-            client.report_stage(stage, progress)
+        for keeper in self.keepers:
+            keeper.report_stage(stage, progress)
 
     async def wait_ready(self) -> wire.Ready:
         """Wait until all engines can take requests.
@@ -123,7 +121,7 @@ class EngineGroup:
         Raises:
             OctavoError: One of them could not start.
         """
-        found = await asyncio.gather(*(client.wait_ready() for client in self.clients))
+        found = await asyncio.gather(*(keeper.wait_ready() for keeper in self.keepers))
         self.limits = msgspec.structs.replace(
             found[0],
             max_model_len=min(ready.max_model_len for ready in found),
@@ -135,7 +133,7 @@ class EngineGroup:
 
     async def wait_dead(self) -> OctavoError:
         """Wait until all engines have ended for good, and return why the last one has."""
-        waiting = [asyncio.ensure_future(client.wait_dead()) for client in self.clients]
+        waiting = [asyncio.ensure_future(keeper.wait_dead()) for keeper in self.keepers]
         try:
             last: OctavoError = EngineDeadError("there is no engine")
             for ended in asyncio.as_completed(waiting):
@@ -145,24 +143,18 @@ class EngineGroup:
             for task in waiting:
                 task.cancel()
 
-    def generate(self, request_id: str, requests: Sequence[wire.EngineCoreRequest]) -> Generation:
-        """Send `requests` to one of the engines; see `EngineClient.generate`.
+    def add(self, requests: Sequence[wire.EngineCoreRequest]) -> None:
+        """Start the choices of one API request on one of the engines.
 
         Raises:
-            QueueFullError: Too many answers are in flight.
-            InvalidRequestError: There are more choices than ever fit.
             EngineDeadError: All engines have ended.
         """
-        check_room(
-            requests,
-            num_in_flight=self.num_in_flight,
-            num_waiting_tokens=sum(client.num_waiting_tokens for client in self.clients),
-            config=self._config,
-            limit=self._max_num_queued_reqs,
-            metrics=self.metrics,
-        )
-        client = self.clients[self._route(requests[0].prompt_token_ids)]
-        return client.generate(request_id, requests)
+        self.keepers[self._route(requests[0].prompt_token_ids)].add(requests)
+
+    def abort(self, engine_request_ids: Sequence[str]) -> None:
+        """End requests whose clients have left, wherever they run."""
+        for keeper in self.keepers:
+            keeper.abort(engine_request_ids)
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call an operator function of each engine; returns what the first one answers.
@@ -171,39 +163,45 @@ class EngineGroup:
             EngineDeadError: One of the engines is not up.
             RequestFailedError: One refused, or did not answer in time.
         """
-        answers = await asyncio.gather(*(client.call(method, *args) for client in self.clients))
+        answers = await asyncio.gather(*(keeper.call(method, *args) for keeper in self.keepers))
         return answers[0]
-
-    def abort_requests(self, request_ids: Collection[str] | None) -> list[str]:
-        """End requests, or all of them; see `EngineClient.abort_requests`."""
-        ended: list[str] = []
-        for client in self.clients:
-            ended += client.abort_requests(request_ids)
-        return ended
-
-    def fail_all(self, error: OctavoError) -> None:
-        """End every generation with `error`, and abort it in its engine."""
-        for client in self.clients:
-            client.fail_all(error)
 
     async def close(self, grace: float = 3.0) -> None:
         """End the engines together: ask them, give them `grace` seconds, then kill them."""
-        await asyncio.gather(*(client.close(grace) for client in self.clients))
+        await asyncio.gather(*(keeper.close(grace) for keeper in self.keepers))
 
     def _route(self, prompt_token_ids: Sequence[int]) -> int:
         """Choose an engine that takes requests; one that is just replaced only if none does."""
-        loads = [client.num_in_flight for client in self.clients]
-        states = [client.state for client in self.clients]
+        loads = [keeper.num_in_flight for keeper in self.keepers]
+        states = [keeper.state for keeper in self.keepers]
         if all(state is EngineState.READY for state in states):
             return self._by_prefix.route(prompt_token_ids, loads)
         best = self.state
         able = [index for index, state in enumerate(states) if state is best]
         return able[self._by_load.route(prompt_token_ids, [loads[index] for index in able])]
 
-    def _slowest(self) -> EngineClient:
+    def _slowest(self) -> EngineKeeper:
         """Return the engine that is furthest from serving, and of those the least far."""
-        behind = [client for client in self.clients if client.state is self.state]
-        return min(behind, key=lambda client: client.progress or 0.0)
+        behind = [keeper for keeper in self.keepers if keeper.state is self.state]
+        return min(behind, key=lambda keeper: keeper.progress or 0.0)
+
+
+def keep_engines(
+    processes: Sequence[EngineProcess], spawners: Sequence[EngineSpawner], config: EngineConfig
+) -> EngineKeeper | EngineGroup:
+    """Return a handle on engines that are starting.
+
+    Args:
+        processes: One for each engine, already spawned.
+        spawners: What has spawned them, and starts their successors.
+        config: Says whether there are to be any.
+    """
+    restarts = config.server.engine_restart
+    keepers = [
+        EngineKeeper(process, Supervisor(spawner.spawn) if restarts else None)
+        for process, spawner in zip(processes, spawners, strict=True)
+    ]
+    return keepers[0] if len(keepers) == 1 else EngineGroup(keepers)
 
 
 def sum_stats(stats: Sequence[wire.SchedulerStats]) -> wire.SchedulerStats:

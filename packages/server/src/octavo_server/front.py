@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import setproctitle
@@ -38,10 +39,11 @@ from octavo_server.tracing import RequestTracer, make_tracer
 
 if TYPE_CHECKING:
     import uvicorn
+    from starlette.types import ASGIApp
 
     from octavo_server.api.context import LoadedModel, ServerContext
     from octavo_server.engine_client import EngineClient
-    from octavo_server.engine_group import EngineGroup
+    from octavo_server.model_source import ResolvedModel
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +78,10 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
         ModelError: The model can't be found or loaded.
         EngineDeadError: The engine died while it started.
     """
+    if config.server.api_server_count > 1:
+        from octavo_server.front_group import run_fronts
+
+        return run_fronts(config, target)
     setproctitle.setproctitle("octavo: front")
     configure_logging(config.server.log_level, "front", json_lines=config.observability.json_logs)
     keys, ssl_context = make_key_ring(config.access), make_ssl_context(config.access)
@@ -83,7 +89,7 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
     tracer = make_tracer(endpoint) if endpoint else None
     listener = bind_socket(config.server.host, config.server.port)
     with contextlib.closing(listener):
-        _check_parsers(config)
+        check_settings(config)
         warn_of_open_door(config, listener)
         # Until the event loop runs, signals are only noted: an exception in the middle of
         # spawning would leave a process that nobody knows.
@@ -100,7 +106,7 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
         # Engines spend seconds on importing torch; they start before our own imports.
         engines = [spawner.spawn() for spawner in spawners]
         try:
-            front = _Front(config, listener, engines, spawners, noted, keys, ssl_context, tracer)
+            front = Front(config, listener, engines, spawners, noted, keys, ssl_context, tracer)
             code = asyncio.run(front.run())
         finally:
             for spawner in spawners:
@@ -112,19 +118,29 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
     return code
 
 
-def _check_parsers(config: EngineConfig) -> None:
-    """Refuse names of parsers that there are not, before any work is done."""
+def check_settings(config: EngineConfig) -> None:
+    """Refuse names of parsers that there are not, and a bad template, before any work is done."""
     from octavo_server.reasoning_parsers import check_reasoning_parser
     from octavo_server.tool_parsers import check_tool_parser
 
     check_tool_parser(config.server.tool_call_parser)
     check_reasoning_parser(config.server.reasoning_parser)
+    if config.server.chat_template is not None:
+        from octavo_server.tokenizer import read_chat_template
+
+        read_chat_template(config.server.chat_template)
 
 
-def bind_socket(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int, *, share: bool = False) -> socket.socket:
     """Listen on an address, so that a port in use is known before any work is done.
 
-    Python opens sockets close-on-exec: the engine does not inherit it.
+    Args:
+        host: Name or address.
+        port: 0 takes a free one.
+        share: Let other sockets that share listen on the same address.
+
+    Returns:
+        The listening socket. Python opens sockets close-on-exec: the engine does not inherit it.
 
     Raises:
         ConfigError: The host is unknown, or the port is in use or not allowed.
@@ -139,6 +155,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     try:
         # A quick restart need not wait for the last one's connections to expire.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind(address)
         # Only listening makes it ours: two sockets with SO_REUSEADDR may bind the same port.
@@ -153,7 +171,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Front:
+class Front:
     """One run of the front: loads, serves, and ends in order."""
 
     def __init__(
@@ -189,9 +207,11 @@ class _Front:
         client.metrics.tracer = self._tracer
         context = ServerContext(client, self._config)
         context.responses.max_responses = self._config.server.max_stored_responses
-        app = guard_app(create_app(context), context, self._keys)
+        inner_app = create_app(context)
+        self._meet_others(context, inner_app)
+        app = guard_app(inner_app, context, self._keys)
         server = _make_server(app, self._config, self._ssl_context)
-        self._serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        self._serving = asyncio.create_task(self._serve(server))
         background = self._start_background(context)
         try:
             return await self._run(context, server)
@@ -208,18 +228,18 @@ class _Front:
                     spawner.kill()
             await closing
 
-    def _make_client(self) -> EngineClient | EngineGroup:
-        from octavo_server.engine_client import EngineClient
-        from octavo_server.engine_group import EngineGroup
-        from octavo_server.supervisor import Supervisor
+    async def _serve(self, server: uvicorn.Server) -> None:
+        await server.serve(sockets=[self._listener])
 
-        limit = self._config.scheduler.max_num_queued_reqs
-        restarts = self._config.server.engine_restart
-        clients = [
-            EngineClient(engine, limit, Supervisor(spawner.spawn) if restarts else None)
-            for engine, spawner in zip(self._engines, self._spawners, strict=True)
-        ]
-        return clients[0] if len(clients) == 1 else EngineGroup(clients, limit)
+    def _meet_others(self, context: ServerContext, app: ASGIApp) -> None:
+        """Be one of several fronts, or as here the only one."""
+
+    def _make_client(self) -> EngineClient:
+        from octavo_server.engine_client import EngineClient
+        from octavo_server.engine_group import keep_engines
+
+        engine = keep_engines(self._engines, self._spawners, self._config)
+        return EngineClient(engine, self._config.scheduler.max_num_queued_reqs)
 
     async def _run(self, context: ServerContext, server: uvicorn.Server) -> int:
         loading = asyncio.create_task(self._load(context.client))
@@ -290,26 +310,9 @@ class _Front:
         for each in (task, forced):
             each.cancel()
 
-    async def _load(self, client: EngineClient | EngineGroup) -> LoadedModel:
+    async def _load(self, client: EngineClient) -> LoadedModel:
         """Find the model, read its tokenizer while the engine loads it, and wait for both."""
-        from octavo_server.model_source import resolve_model
-
-        model = self._config.model
-        on_progress = self._progress_reporter(client)
-        resolved = await _in_daemon_thread(
-            lambda: resolve_model(
-                model.model,
-                model.revision,
-                on_progress,
-                needs_weights=model.load_format != "dummy",
-            )
-        )
-        name = model.served_model_name or resolved.name
-        client.configure(
-            self._config.without_secrets().replace(
-                "the model that was found", model_path=str(resolved.path)
-            )
-        )
+        path, name = await self._find_model(client)
         # Only now, so that the engine does not wait for these imports (0.4 s) to hear of its model.
         from octavo_core.memory_planner import longest_model_len
         from octavo_core.model_spec import read_model_spec
@@ -318,10 +321,12 @@ class _Front:
         from octavo_server.input_processor import InputProcessor
         from octavo_server.output_processor import OutputProcessor
         from octavo_server.sampling_defaults import read_sampling_defaults
-        from octavo_server.tokenizer import load_tokenizer
+        from octavo_server.tokenizer import load_tokenizer, read_chat_template
 
-        tokenizer = await _in_daemon_thread(lambda: load_tokenizer(resolved.path))
-        spec = await _in_daemon_thread(lambda: read_model_spec(resolved.path))
+        tokenizer = await _in_daemon_thread(lambda: load_tokenizer(path))
+        if (template := self._config.server.chat_template) is not None:
+            tokenizer.chat_template = read_chat_template(template)
+        spec = await _in_daemon_thread(lambda: read_model_spec(path))
         client.output_processor = OutputProcessor(tokenizer)
         input_processor = InputProcessor(
             tokenizer,
@@ -343,45 +348,40 @@ class _Front:
             input_processor=input_processor,
             can_chat=chat_problem is None,
             answer_format=answer_format,
-            sampling_defaults=read_sampling_defaults(resolved.path),
+            sampling_defaults=read_sampling_defaults(path),
         )
 
-    def _progress_reporter(
-        self, client: EngineClient | EngineGroup
+    async def _find_model(self, client: EngineClient) -> tuple[Path, str]:
+        """Return where the model is and its name, after telling the engine."""
+        loop = asyncio.get_running_loop()
+
+        def report(stage: str, progress: float | None) -> None:
+            loop.call_soon_threadsafe(client.report_stage, stage, progress)
+
+        resolved = await find_model(self._config, self._unless_stopping(report))
+        client.configure(
+            self._config.without_secrets().replace(
+                "the model that was found", model_path=str(resolved.path)
+            )
+        )
+        return resolved.path, self._config.model.served_model_name or resolved.name
+
+    def _unless_stopping(
+        self, report: Callable[[str, float | None], object]
     ) -> Callable[[str, float | None], None]:
         """Return a callback for the loading thread. After a signal it raises, which ends a download
         together with the process that does it.
         """
-        loop = asyncio.get_running_loop()
 
         def on_progress(stage: str, progress: float | None) -> None:
             if self._stop.is_set():
                 raise InterruptedError("the server is shutting down")
-            loop.call_soon_threadsafe(client.report_stage, stage, progress)
+            report(stage, progress)
 
         return on_progress
 
     def _announce(self, model: LoadedModel) -> None:
-        host, port = self._config.server.host, self._listener.getsockname()[1]
-        scheme = "http" if self._ssl_context is None else "https"
-        print(f"Octavo {__version__} serves {model.name} at {scheme}://{_url_host(host)}:{port}")
-        prompt: Any
-        if model.can_chat:
-            question = {"role": "user", "content": "What is the chemical symbol for water?"}
-            path, field, prompt = "/v1/chat/completions", "messages", [question]
-        else:
-            path, field, prompt = "/v1/completions", "prompt", "Once upon a time"
-        # Greedy: small models say odd things at a temperature of 1.
-        body = {"model": model.name, field: prompt, "max_tokens": 64, "temperature": 0}
-        reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        access = self._config.access
-        key = "-H 'X-Api-Key: KEY' " if access.api_key or access.api_key_file else ""
-        print(
-            f"curl {scheme}://{_url_host(reachable)}:{port}{path} "
-            f"{key}-H 'Content-Type: application/json' "
-            f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}",
-            flush=True,
-        )
+        announce(self._config, self._listener, model.name, can_chat=model.can_chat)
 
     async def _drain(self, context: ServerContext, server: uvicorn.Server) -> None:
         """Take nothing new, and let what runs finish in time or end with an error."""
@@ -412,6 +412,56 @@ class _Front:
             {self._serving, forced}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         forced.cancel()
+
+
+def announce(
+    config: EngineConfig, listener: socket.socket, model_name: str, *, can_chat: bool
+) -> None:
+    """Print where the server is, and a command that tries it."""
+    host, port = config.server.host, listener.getsockname()[1]
+    scheme = "http" if config.access.ssl_certfile is None else "https"
+    print(f"Octavo {__version__} serves {model_name} at {scheme}://{_url_host(host)}:{port}")
+    prompt: Any
+    if can_chat:
+        question = {"role": "user", "content": "What is the chemical symbol for water?"}
+        path, field, prompt = "/v1/chat/completions", "messages", [question]
+    else:
+        path, field, prompt = "/v1/completions", "prompt", "Once upon a time"
+    # Greedy: small models say odd things at a temperature of 1.
+    body = {"model": model_name, field: prompt, "max_tokens": 64, "temperature": 0}
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    access = config.access
+    key = "-H 'X-Api-Key: KEY' " if access.api_key or access.api_key_file else ""
+    print(
+        f"curl {scheme}://{_url_host(reachable)}:{port}{path} "
+        f"{key}-H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}",
+        flush=True,
+    )
+
+
+async def find_model(
+    config: EngineConfig, on_progress: Callable[[str, float | None], None]
+) -> ResolvedModel:
+    """Find the model, which may mean to fetch it.
+
+    Args:
+        on_progress: Called in another thread.
+
+    Raises:
+        ModelError: There is no such model.
+    """
+    from octavo_server.model_source import resolve_model
+
+    model = config.model
+    return await _in_daemon_thread(
+        lambda: resolve_model(
+            model.model,
+            model.revision,
+            on_progress,
+            needs_weights=model.load_format != "dummy",
+        )
+    )
 
 
 def warn_of_open_door(config: EngineConfig, listener: socket.socket) -> None:

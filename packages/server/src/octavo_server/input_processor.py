@@ -221,7 +221,7 @@ class InputProcessor:
             reason = "The model has no chat template"
         raise InvalidRequestError(
             f"{reason}, so it can't take messages: send the prompt as text to /v1/completions "
-            f"or LLM.generate.",
+            f"or LLM.generate, or give the model one with --chat-template FILE.",
             field="messages",
         )
 

@@ -36,7 +36,7 @@ from octavo_server.output_processor import OutputProcessor
 from octavo_server.position_logprobs import to_prompt_positions
 from octavo_server.request_output import OutputAccumulator, OutputDelta, RequestOutput
 from octavo_server.sampling_defaults import read_sampling_defaults
-from octavo_server.tokenizer import load_tokenizer
+from octavo_server.tokenizer import load_tokenizer, read_chat_template
 
 Prompt = str | list[int]
 Conversation = Sequence[dict[str, Any]]
@@ -81,6 +81,8 @@ class LLM:
         config = config.replace("the model's location", model_path=str(resolved.path))
         spec = read_model_spec(resolved.path)
         self.tokenizer = load_tokenizer(resolved.path)
+        if config.server.chat_template is not None:
+            self.tokenizer.chat_template = read_chat_template(config.server.chat_template)
         self._default_params = SamplingParams(**read_sampling_defaults(resolved.path))
         self._output_processor = OutputProcessor(self.tokenizer)
         self._input_processor = InputProcessor(

@@ -82,12 +82,18 @@ class _Group:
 
 
 class ChoiceProgress:
-    """One choice on its way: when what happened to it. Times are seconds since the epoch."""
+    """One choice on its way: when what happened to it. Times are seconds since the epoch.
+
+    Attributes:
+        is_scored: Only its prompt is of interest; the one token that the engine makes of it
+            is no part of an answer.
+    """
 
     __slots__ = (
         "arrival_time",
         "first_token_time",
         "group",
+        "is_scored",
         "last_token_time",
         "num_cached_tokens",
         "num_output_tokens",
@@ -101,6 +107,7 @@ class ChoiceProgress:
 
     def __init__(self, request: EngineCoreRequest, group: _Group, now: float) -> None:
         self.group = group
+        self.is_scored = False
         self.request_id = request.request_id
         self.sampling_params = request.sampling_params
         self.trace_headers: dict[str, str] | None = None
@@ -173,9 +180,10 @@ class ServingMetrics:
                 self.inter_token_latency.observe(gap if gap > 0.0 else 0.0)
             else:
                 self._add_first_token(progress, delta, now)
-            progress.num_output_tokens += num_tokens
             progress.last_token_time = now
-            self._generated_in_step += num_tokens
+            if not progress.is_scored:
+                progress.num_output_tokens += num_tokens
+                self._generated_in_step += num_tokens
         if delta.finish_reason is not None:
             self.finish(progress, delta.finish_reason, now)
 
@@ -205,7 +213,8 @@ class ServingMetrics:
         )
         self.preemptions.observe(progress.num_preemptions)
         if progress.sampling_params.max_tokens is not None:
-            self.params_max_tokens.observe(progress.sampling_params.max_tokens)
+            max_tokens = 0 if progress.is_scored else progress.sampling_params.max_tokens
+            self.params_max_tokens.observe(max_tokens)
         if not group.num_unfinished:
             self.max_generation_tokens.observe(group.most_tokens)
 

@@ -14,10 +14,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from octavo_server.metrics import Histogram
+from octavo_core.wire import SchedulerStats
+from octavo_server.http_counts import HTTPCounts
+from octavo_server.metrics import Histogram, ServingMetrics
 
 if TYPE_CHECKING:
     from octavo_server.api.context import LoadedModel, ServerContext
+    from octavo_server.api.fronts import ServerTotals
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -32,13 +35,16 @@ class MetricsExporter:
     """
 
     def __init__(self, context: ServerContext) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_ServerCollector(context))
-        ProcessCollector(registry=self._registry)
+        self._context = context
+        self._process = ProcessCollector(registry=None)
 
-    def render(self) -> bytes:
+    def render(self, totals: ServerTotals) -> bytes:
         """Return the metrics as they are now."""
-        return generate_latest(self._registry)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_ServerCollector(self._context, totals))
+        if not totals.is_shared:  # one of several processes says nothing about the server
+            registry.register(self._process)
+        return generate_latest(registry)
 
 
 class _Page:
@@ -80,33 +86,35 @@ class _Page:
 
 
 class _ServerCollector(Collector):
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: ServerContext, totals: ServerTotals) -> None:
         self._context = context
+        self._totals = totals
 
     def collect(self) -> Iterable[Metric]:
         page = _Page("", {})
-        _add_http(page, self._context)
+        _add_http(page, self._totals.http)
         yield from page.families.values()
         if self._context.model is not None:
-            yield from _serving_families(self._context, self._context.model)
+            yield from _serving_families(self._context, self._context.model, self._totals)
 
 
-def _serving_families(context: ServerContext, model: LoadedModel) -> Iterator[Metric]:
+def _serving_families(
+    context: ServerContext, model: LoadedModel, totals: ServerTotals
+) -> Iterator[Metric]:
     prefix = context.config.observability.metrics_prefix
     page = _Page(prefix, {"model_name": model.name, "engine": _ENGINE})
-    _add_load(page, context)
-    _add_totals(page, context)
-    _add_times(page, context)
-    _add_sizes(page, context, model.max_model_len)
+    _add_load(page, context, totals.stats)
+    _add_totals(page, totals.metrics)
+    _add_times(page, totals.metrics)
+    _add_sizes(page, totals.metrics, model.max_model_len)
     yield from page.families.values()
     settings = _Page(prefix, {"engine": _ENGINE})
     _add_settings(settings, context)
     yield from settings.families.values()
 
 
-def _add_load(page: _Page, context: ServerContext) -> None:
+def _add_load(page: _Page, context: ServerContext, stats: SchedulerStats) -> None:
     client = context.client
-    stats = client.stats
     waiting = "num_requests_waiting"
     page.gauge("num_requests_running", "Requests that run.", stats.num_running)
     page.gauge(waiting, "Requests in line.", stats.num_waiting)
@@ -131,8 +139,7 @@ def _add_load(page: _Page, context: ServerContext) -> None:
     )
 
 
-def _add_totals(page: _Page, context: ServerContext) -> None:
-    metrics = context.client.metrics
+def _add_totals(page: _Page, metrics: ServingMetrics) -> None:
     page.counter("prompt_tokens", "Tokens of prompts.", metrics.num_prompt_tokens)
     page.counter(
         "prompt_tokens_cached", "Tokens of prompts found in a cache.", metrics.num_cached_tokens
@@ -144,8 +151,7 @@ def _add_totals(page: _Page, context: ServerContext) -> None:
         page.counter("admission_rejections", "Requests turned away.", count, reason=reason)
 
 
-def _add_times(page: _Page, context: ServerContext) -> None:
-    metrics = context.client.metrics
+def _add_times(page: _Page, metrics: ServingMetrics) -> None:
     for name, values, text in (
         ("time_to_first_token", metrics.time_to_first_token, "From arrival to the first token."),
         ("inter_token_latency", metrics.inter_token_latency, "From one output to the next."),
@@ -163,8 +169,7 @@ def _add_times(page: _Page, context: ServerContext) -> None:
         page.histogram(f"{name}_seconds", text, values)
 
 
-def _add_sizes(page: _Page, context: ServerContext, max_model_len: int) -> None:
-    metrics = context.client.metrics
+def _add_sizes(page: _Page, metrics: ServingMetrics, max_model_len: int) -> None:
     for name, values, text in (
         ("request_prompt_tokens", metrics.prompt_tokens, "Tokens of a prompt."),
         ("request_generation_tokens", metrics.generation_tokens, "Tokens of an answer."),
@@ -195,8 +200,8 @@ def _add_settings(page: _Page, context: ServerContext) -> None:
     page.gauge("cache_config_info", "The KV cache's settings.", 1, **told)
 
 
-def _add_http(page: _Page, context: ServerContext) -> None:
-    for (method, handler, status), count in list(context.http.requests.items()):
+def _add_http(page: _Page, http: HTTPCounts) -> None:
+    for (method, handler, status), count in list(http.requests.items()):
         page.counter(
             "http_requests",
             "HTTP requests.",
@@ -205,7 +210,7 @@ def _add_http(page: _Page, context: ServerContext) -> None:
             handler=handler,
             status=f"{status // 100}xx",
         )
-    for (method, handler), values in list(context.http.durations.items()):
+    for (method, handler), values in list(http.durations.items()):
         page.histogram(
             "http_request_duration_seconds",
             "From a request's header to the end of its answer.",

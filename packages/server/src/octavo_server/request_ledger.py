@@ -6,7 +6,7 @@ that crashed has stopped: tokens depend on nothing but the request and the token
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -48,6 +48,9 @@ class RequestLedger:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries

@@ -5,14 +5,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Protocol
 
-from octavo_server.engine_client import EngineClient, EngineState
-from octavo_server.engine_group import EngineGroup
+from octavo_core.wire import SchedulerStats
+from octavo_server.engine_handle import EngineState
+from octavo_server.metrics import ServingMetrics
 
 logger = logging.getLogger(__name__)
 
 
-async def log_stats(client: EngineClient | EngineGroup, interval: float) -> None:
+class LoadSource(Protocol):
+    """What knows the load: an engine's client, or the hub of several fronts."""
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is in its life."""
+        ...
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """The engine's load after its last step."""
+        ...
+
+    @property
+    def metrics(self) -> ServingMetrics:
+        """What was counted about all requests so far."""
+        ...
+
+
+async def log_stats(client: LoadSource, interval: float) -> None:
     """Log a line every `interval` seconds, at level debug while nothing is going on."""
     meter = StatsMeter(client)
     while True:
@@ -25,7 +46,7 @@ async def log_stats(client: EngineClient | EngineGroup, interval: float) -> None
 class StatsMeter:
     """Turns totals into rates since it was last read."""
 
-    def __init__(self, client: EngineClient | EngineGroup) -> None:
+    def __init__(self, client: LoadSource) -> None:
         self._client = client
         self._read_at = time.monotonic()
         self._totals = self._read_totals()

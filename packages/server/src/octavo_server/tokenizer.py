@@ -18,7 +18,7 @@ import msgspec
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from octavo_core.errors import ModelError
+from octavo_core.errors import ConfigError, ModelError
 from octavo_core.model_spec import read_json
 
 
@@ -300,6 +300,26 @@ def _folder_chat_template(folder: Path, config: dict[str, Any]) -> str | None:
             raise ModelError(f"{file} can't be read: {error}.", field=file.name) from error
     template = read_json(folder / "chat_template.json", {}).get("chat_template")
     return choose_chat_template(template or config.get("chat_template"))
+
+
+def read_chat_template(path: str) -> str:
+    """Return the template in a file that an operator has named.
+
+    Raises:
+        ConfigError: The file can't be read, or is no jinja template.
+    """
+    from octavo_server.chat_template import ChatTemplate
+
+    try:
+        source = Path(path).expanduser().read_text(encoding="utf-8")
+        ChatTemplate(source)
+    except (OSError, UnicodeDecodeError, ModelError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            f"--chat-template {path} can't be used: {str(reason).rstrip('.')}.",
+            field="chat_template",
+        ) from None
+    return source
 
 
 class _NamedTemplate(msgspec.Struct):

@@ -14,6 +14,8 @@ from octavo_core.errors import ConfigError
 
 _WRONG_TYPE = re.compile(r"Expected `(int|float|bool)(?: \| str)?(?: \| null)?`, got .*")
 _IN_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+_BOUND = re.compile(r"Expected `\w+` (<=|>=|<|>) (-?[\d.]+)")
+_BOUND_IN_WORDS = {"<=": "at most", ">=": "at least", "<": "below", ">": "above"}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)(B?)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -37,7 +39,8 @@ def parse_value(option: Option, value: Any, source: str) -> Any:
     try:
         converted = msgspec.convert({option.name: value}, GROUPS[option.group], strict=False)
     except msgspec.ValidationError as error:
-        raise _wrong_value(option, value, source, _explain(error, words)) from None
+        reason = _explain(error, option.type)
+        raise _wrong_value(option, value, source, reason) from None
     return getattr(converted, option.name)
 
 
@@ -92,9 +95,18 @@ def _wrong_value(option: Option, value: Any, source: str, reason: str) -> Config
     return ConfigError(f"{option.name} is {shown} (from {source}): {reason}.", field=option.name)
 
 
-def _explain(error: msgspec.ValidationError, words: Sequence[str]) -> str:
+def _explain(error: msgspec.ValidationError, field_type: Any) -> str:
     """Say what is wrong without Python's names of types and msgspec's path."""
+    words = _words(field_type)
     reason = str(error).split(" - at ")[0]
+    if reason.startswith("Invalid enum value"):
+        return f"it must be {', '.join(words[:-1])} or {words[-1]}"
+    if (bound := _BOUND.fullmatch(reason)) is not None:
+        return f"it must be {_BOUND_IN_WORDS[bound[1]]} {bound[2].removesuffix('.0')}"
+    if "matching regex" in reason and VISIBLE_ASCII not in reason:
+        return "it must start with a letter, _ or :, and go on with these and digits"
+    if reason.startswith("Expected `str"):
+        return "it must be a text"
     if "length >= 1" in reason:
         return "it is empty"
     if VISIBLE_ASCII in reason:

@@ -13,6 +13,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port; 0 takes a free one.")] = 8000
+    api_server_count: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Processes that serve HTTP on this address, before the same engine.",
+        ),
+    ] = 1
     shutdown_timeout: Annotated[
         float,
         Meta(ge=0, description="Seconds that running requests get to finish after SIGTERM."),
@@ -53,6 +61,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "to look at; 0 keeps none.",
         ),
     ] = 1024
+    chat_template: Annotated[
+        str | None,
+        Meta(description="File with a jinja chat template, in place of the model's own."),
+    ] = None
     tool_call_parser: Annotated[
         str,
         Meta(

@@ -55,6 +55,8 @@ async def parse_body(request: Request, model: type[Model]) -> Model:
     if encoding not in ("", "identity"):
         raise ApiError(415, f"the body has Content-Encoding {encoding!r}; send it uncompressed")
     body = await _unless_draining(context_of(request), _read_body(request))
+    # Another front may have to answer this request.
+    request.state.raw_body = body
     if len(body) <= _INLINE_BYTES:
         checked = _validate(decode_json(body), model)
     else:

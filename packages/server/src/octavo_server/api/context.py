@@ -12,11 +12,11 @@ from starlette.requests import Request
 from octavo_core.config import EngineConfig
 from octavo_server.answer_parser import AnswerFormat
 from octavo_server.api.errors import ApiError
-from octavo_server.api.request_log import HTTPCounts
+from octavo_server.api.fronts import Fronts, OneFront
 from octavo_server.api.responses_store import ResponseStore
 from octavo_server.engine_client import EngineClient
-from octavo_server.engine_group import EngineGroup
 from octavo_server.grammar_checker import GrammarChecker
+from octavo_server.http_counts import HTTPCounts
 from octavo_server.input_processor import InputProcessor
 from octavo_server.tokenizer import Tokenizer
 
@@ -65,18 +65,19 @@ class ServerContext:
     """The state behind one app.
 
     Attributes:
-        client: The engine, or several of them.
+        client: The engine, or several of them behind one client.
         config: All settings.
         model: None until start-up is done.
         drain: Set once the server takes no new requests.
         responses: Answers of the Responses API that may be gone on from.
         num_open: Requests that need the engine and whose answers are not out yet.
         sleeping: True while the operator has it take no new requests.
-        http: HTTP requests so far.
+        http: HTTP requests so far, of this front.
+        fronts: All fronts of the server, this one among them.
         grammar_checker: Tries out the constraints of structured output.
     """
 
-    client: EngineClient | EngineGroup
+    client: EngineClient
     config: EngineConfig = field(default_factory=EngineConfig)
     model: LoadedModel | None = None
     drain: asyncio.Event = field(default_factory=asyncio.Event)
@@ -84,8 +85,13 @@ class ServerContext:
     num_open: int = 0
     sleeping: bool = False
     http: HTTPCounts = field(default_factory=HTTPCounts)
+    fronts: Fronts = field(init=False)
     grammar_checker: GrammarChecker = field(default_factory=GrammarChecker)
     _exporter: MetricsExporter | None = None
+
+    def __post_init__(self) -> None:
+        """Be the only front, until told otherwise."""
+        self.fronts = OneFront(self)
 
     @property
     def draining(self) -> bool:

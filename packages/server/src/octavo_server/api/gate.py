@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.api.context import ServerContext
 from octavo_server.api.errors import SERVICE_UNAVAILABLE, ApiError
-from octavo_server.engine_client import EngineState
+from octavo_server.engine_handle import EngineState
 
 # These answer in every state: they are how one finds out about it.
 ALWAYS_OPEN = frozenset(

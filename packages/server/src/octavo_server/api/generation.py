@@ -138,6 +138,7 @@ async def answer(request: Request, job: Job) -> Response:
         constraint_field=job.constraint_field,
         choices_per_prompt=job.choices_per_prompt,
         note_timing=writer.note_timing,
+        is_scored=job.drop_answer,
     )
 
 

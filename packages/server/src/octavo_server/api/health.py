@@ -13,8 +13,9 @@ from octavo_server.api.answers import HealthAnswer, VersionAnswer
 from octavo_server.api.context import ServerContext, context_of
 from octavo_server.api.errors import json_response
 from octavo_server.api.openapi import documented
-from octavo_server.engine_client import EngineClient, EngineState
 from octavo_server.engine_group import EngineGroup
+from octavo_server.engine_handle import EngineState
+from octavo_server.engine_keeper import EngineKeeper
 
 router = APIRouter()
 
@@ -34,8 +35,8 @@ async def health(request: Request) -> Response:
         "stage": context.client.stage,
         "progress": context.client.progress,
     }
-    if isinstance(context.client, EngineGroup):
-        content["engines"] = [_engine(client) for client in context.client.clients]
+    if isinstance(context.client.engine, EngineGroup):
+        content["engines"] = [_engine(keeper) for keeper in context.client.engine.keepers]
     is_well = status == "ok" or (status == "sleeping" and request.url.path != "/ready")
     return json_response(content, 200 if is_well else 503)
 
@@ -46,13 +47,13 @@ async def version() -> Response:
     return json_response({"version": __version__})
 
 
-def _engine(client: EngineClient) -> dict[str, Any]:
+def _engine(keeper: EngineKeeper) -> dict[str, Any]:
     return {
-        "state": client.state.value,
-        "stage": client.stage,
-        "num_in_flight": client.num_in_flight,
-        "num_restarts": client.num_restarts,
-        "kv_cache_usage": client.stats.kv_cache_usage,
+        "state": keeper.state.value,
+        "stage": keeper.stage,
+        "num_in_flight": keeper.num_in_flight,
+        "num_restarts": keeper.num_restarts,
+        "kv_cache_usage": keeper.stats.kv_cache_usage,
     }
 
 

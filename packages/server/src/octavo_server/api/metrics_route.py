@@ -21,12 +21,14 @@ async def metrics(request: Request) -> Response:
     """Answer the metrics in Prometheus' text format."""
     from octavo_server.metrics_export import CONTENT_TYPE
 
+    context = context_of(request)
+    totals = await context.fronts.totals()
     # 10 ms, for which no stream should have to wait.
-    page = await asyncio.to_thread(context_of(request).exporter().render)
+    page = await asyncio.to_thread(context.exporter().render, totals)
     return Response(page, media_type=CONTENT_TYPE)
 
 
 @router.get("/load", **documented(answer=LoadAnswer))
 async def load(request: Request) -> Response:
     """Answer how many requests are being served."""
-    return json_response({"server_load": context_of(request).num_open})
+    return json_response({"server_load": sum(await context_of(request).fronts.call("num_open"))})

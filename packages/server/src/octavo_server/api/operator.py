@@ -50,8 +50,8 @@ async def abort_requests(request: Request) -> Response:
         body = await parse_body(request, AbortRequestsRequest)
     else:
         body = AbortRequestsRequest()
-    wanted = None if body.request_ids is None else set(body.request_ids)
-    return json_response({"aborted": context.client.abort_requests(wanted)})
+    aborted = await context.fronts.call("abort_requests", body.request_ids)
+    return json_response({"aborted": [name for names in aborted for name in names]})
 
 
 @router.post(
@@ -76,10 +76,10 @@ async def sleep(request: Request) -> Response:
             param="level",
             code="not_supported",
         )
-    context.sleeping = True
+    await context.fronts.call("set_sleeping", True)
     if mode == "abort":
-        context.client.abort_requests(None)
-    while context.client.num_in_flight and context.sleeping:
+        await context.fronts.call("abort_requests", None)
+    while any(await context.fronts.call("num_in_flight")) and context.sleeping:
         await asyncio.sleep(_POLL_SECONDS)
     if context.sleeping:
         await context.client.call("reset_prefix_cache")
@@ -90,7 +90,7 @@ async def sleep(request: Request) -> Response:
 async def wake_up(request: Request) -> Response:
     """Take requests again."""
     context = _operated(request)
-    context.sleeping = False
+    await context.fronts.call("set_sleeping", False)
     return json_response({"is_sleeping": False})
 
 

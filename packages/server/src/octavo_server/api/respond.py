@@ -21,7 +21,7 @@ from octavo_server.api.request_id import usable_request_id
 from octavo_server.api.sse import EventStream, until_disconnect
 from octavo_server.api.structured_outputs import check_grammars
 from octavo_server.api.timing import Timing, timing_of
-from octavo_server.engine_client import Generation
+from octavo_server.generation import Generation
 from octavo_server.request_output import OutputDelta
 
 
@@ -59,6 +59,7 @@ async def respond(
     constraint_field: str = "structured_outputs",
     choices_per_prompt: int = 1,
     note_timing: Callable[[Timing], None] | None = None,
+    is_scored: bool = False,
 ) -> Response:
     """Run `requests` as the choices of one answer.
 
@@ -67,6 +68,7 @@ async def respond(
         constraint_field: What the request calls its constraint, if it has one.
         choices_per_prompt: How many choices follow each other that have one prompt.
         note_timing: Called once the last token is there, before the writer's `end`.
+        is_scored: Only the prompts are of interest; no token of an answer is counted.
 
     Raises:
         OctavoError: The engine refused the request, or failed.
@@ -79,6 +81,8 @@ async def respond(
     )
     generation = context.client.generate(request_id, with_deadline(request, checked))
     generation.client_request_id = usable_request_id(request.headers)
+    for progress in generation.progress:
+        progress.is_scored = is_scored
 
     def at_end() -> Timing:
         timing = timing_of(generation.progress, choices_per_prompt)

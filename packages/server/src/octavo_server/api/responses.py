@@ -33,9 +33,9 @@ from octavo_server.api.responses_input import new_item_id, to_conversation, to_i
 from octavo_server.api.responses_output import ResponseWriter
 from octavo_server.api.responses_protocol import ResponsesRequest
 from octavo_server.api.responses_store import EventLog, Item, ResponseStore, StoredResponse
-from octavo_server.api.sse import EventStream
+from octavo_server.api.sse import DONE, EventStream
 from octavo_server.api.structured_outputs import check_grammars
-from octavo_server.engine_client import Generation
+from octavo_server.generation import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,15 @@ async def create_response(request: Request) -> Response:
     context = context_of(request)
     model = context.loaded_model()
     model.check_name(body.model)
+    if body.previous_response_id is not None:
+        raw_body = request.state.raw_body
+        elsewhere = await _elsewhere(request, body.previous_response_id, raw_body)
+        if elsewhere is not None:
+            return elsewhere
     is_stored = _is_stored(body, context.responses)
     history = _history(body, context.responses)
     items = to_items(body)
-    response_id = new_item_id("resp")
+    response_id = context.fronts.new_response_id()
     prepared = await asyncio.to_thread(_prepare, body, [*history, *items], model, response_id)
     field = prepared.constraint_field("text.format")
     log = EventLog() if body.background else None
@@ -99,6 +104,11 @@ async def count_input_tokens(request: Request) -> Response:
     context = context_of(request)
     model = context.loaded_model()
     model.check_name(body.model)
+    if body.previous_response_id is not None:
+        raw_body = request.state.raw_body
+        elsewhere = await _elsewhere(request, body.previous_response_id, raw_body)
+        if elsewhere is not None:
+            return elsewhere
     items = [*_history(body, context.responses), *to_items(body)]
     prepared = await asyncio.to_thread(_prepare, body, items, model, new_item_id("count"))
     return json_response(
@@ -119,6 +129,9 @@ async def count_input_tokens(request: Request) -> Response:
 )
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a response, or follow the events of one that is computed in the background."""
+    elsewhere = await _elsewhere(request, response_id)
+    if elsewhere is not None:
+        return elsewhere
     stored = _stored(request, response_id)
     if request.query_params.get("stream") not in ("true", "1"):
         return json_response(stored.read())
@@ -134,6 +147,9 @@ async def get_response(request: Request, response_id: str) -> Response:
 @router.delete(_ONE, **documented(answer=DeletedResponse))
 async def delete_response(request: Request, response_id: str) -> Response:
     """Forget a response, and end its computation."""
+    elsewhere = await _elsewhere(request, response_id)
+    if elsewhere is not None:
+        return elsewhere
     stored = _stored(request, response_id)
     if stored.cancel is not None:
         stored.cancel()
@@ -144,6 +160,9 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @router.post(f"{_ONE}/cancel", **documented(answer=ResponseAnswer))
 async def cancel_response(request: Request, response_id: str) -> Response:
     """End the computation of a response in the background."""
+    elsewhere = await _elsewhere(request, response_id)
+    if elsewhere is not None:
+        return elsewhere
     stored = _stored(request, response_id)
     if stored.log is None:
         raise InvalidRequestError(
@@ -171,6 +190,9 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 )
 async def list_input_items(request: Request, response_id: str) -> Response:
     """List what a response was the answer to, the latest first unless asked otherwise."""
+    elsewhere = await _elsewhere(request, response_id)
+    if elsewhere is not None:
+        return elsewhere
     stored = _stored(request, response_id)
     items = [*stored.history, *stored.input_items]
     if request.query_params.get("order", "desc") != "asc":
@@ -278,10 +300,28 @@ def _on_done(stored: StoredResponse, task: asyncio.Task[None]) -> None:
         logger.error("A response in the background failed", exc_info=task.exception())
 
 
+async def _followed(log: EventLog, start: int) -> AsyncGenerator[bytes, None]:
+    """Yield what `log` has from event `start` on; what is over says so, if there is nothing."""
+    is_empty = True
+    async for data in log.follow(start):
+        is_empty = False
+        yield data
+    if is_empty:
+        yield DONE
+
+
 def _event_stream(log: EventLog, start: int, response_id: str) -> EventStream:
-    events: AsyncGenerator[bytes, None] = log.follow(start)
+    events = _followed(log, start)
     # Who stops to read does not end the computation: that is what the background is for.
     return EventStream(events, lambda: None, {"X-Request-Id": response_id})
+
+
+async def _elsewhere(request: Request, response_id: str, body: bytes = b"") -> Response | None:
+    """Return the answer of the front that has a response, if it is another one than this."""
+    context = context_of(request)
+    if context.responses.get(response_id) is not None:
+        return None
+    return await context.fronts.forward(request, response_id, body)
 
 
 def _stored(request: Request, response_id: str) -> StoredResponse:

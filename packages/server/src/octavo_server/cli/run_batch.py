@@ -41,6 +41,7 @@ DEFAULT_CONCURRENCY = 64
 
 # A server that is full says when to come again; a batch has the time.
 _MAX_RETRIES = 10
+_UNAUTHORIZED = 401
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -186,10 +187,16 @@ async def _ask(client: AsyncClient, request: BatchRequest) -> BatchResult:
     Raises:
         APIConnectionError: There is no server any more: the rest can wait for the next run.
         EngineDeadError: Likewise, as the server itself says.
+        ConfigError: The server does not know the key, so no line would get an answer.
     """
     try:
         body = await client.post(request.url, request.body)
     except APIError as error:
+        if error.status == _UNAUTHORIZED:
+            raise ConfigError(
+                f"the server refuses the key of --api-key or OCTAVO_API_KEY: {error.message}.",
+                field="api_key",
+            ) from error
         if error.code == "engine_dead":
             raise EngineDeadError(error.message) from error
         content = {"error": {"message": error.message, "param": error.param, "code": error.code}}

@@ -53,7 +53,7 @@ ABSENT = {
 _OTHER_NAMES = """
     additional-config aggregate-engine-logging all2all-backend allow-deprecated-quantization
     allowed-local-media-path allowed-media-domains api-process-count api-process-rank
-    api-server-count attention-backend attention-config aux-output-config chat-template
+    attention-backend attention-config aux-output-config
     chat-template-content-format code-revision collect-detailed-traces compilation-config
     config-format convert cp-kv-cache-interleave-size cpu-distributed-timeout-seconds
     cpu-offload-params cudagraph-capture-sizes cudagraph-metrics custom-histogram-buckets
