@@ -36,6 +36,7 @@ from octavo_core.errors import (
 )
 from octavo_core.grammar import GrammarMatcher
 from octavo_core.policies import FCFSPolicy, SchedulingPolicy
+from octavo_core.pooling_params import PooledOutput
 from octavo_core.request import Request, RequestStatus
 from octavo_core.scheduler_output import (
     GrammarOutput,
@@ -127,6 +128,8 @@ class Scheduler:
         num_stages: Pipeline stages of the workers. With several, a request that decodes is in
             one step at a time, and the steps in flight share the requests, so that each stage
             has one of them to compute.
+        whole_prompts: A prompt is computed in one step or not at all, as encoders need it; so
+            the budget of a step holds the longest.
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class Scheduler:
         policy: SchedulingPolicy | None = None,
         *,
         num_stages: int = 1,
+        whole_prompts: bool = False,
     ) -> None:
         self.blocks = blocks
         self.max_model_len = max_model_len
@@ -146,6 +150,9 @@ class Scheduler:
         self._max_num_queued_reqs = config.max_num_queued_reqs
         self._max_num_queued_tokens = config.max_num_queued_tokens
         self._num_stages = num_stages
+        self._whole_prompts = whole_prompts
+        if whole_prompts:
+            self._max_num_batched_tokens = max(max_model_len, self._max_num_batched_tokens)
         self._policy = policy if policy is not None else FCFSPolicy()
         self._running: list[Request] = []  # in order of admission
         self._requests: dict[str, Request] = {}
@@ -326,6 +333,9 @@ class Scheduler:
         has_ended = False
         if output.prompt_logprobs:
             _collect_prompt_logprobs(step, output)
+        if output.pooled:
+            outputs += self._finish_pooled(step, output.pooled)
+            has_ended = True
         for request, token_id in zip(step.requests, output.sampled_token_ids, strict=True):
             if token_id < 0:
                 continue
@@ -472,6 +482,8 @@ class Scheduler:
         prefix = self.blocks.find_cached_prefix(request)
         start = prefix.num_tokens
         num_tokens = self._clip(step, request, len(request.token_ids) - start)
+        if self._whole_prompts and num_tokens < len(request.token_ids):
+            return False
         if not self.blocks.admit(request, prefix, start + num_tokens, others_run=others_run):
             return False
         request.status = RequestStatus.RUNNING
@@ -543,6 +555,8 @@ class Scheduler:
         Without a threshold of its own a prompt gets half of the budget while others wait who
         could start: so a long one delays a short one by a step, not by its whole prefill.
         """
+        if self._whole_prompts:
+            return min(num_tokens, step.budget)
         limit = self._long_prefill_token_threshold or self._max_num_batched_tokens
         if not self._long_prefill_token_threshold and self._others_could_start(request):
             limit = -(-self._max_num_batched_tokens // 2)
@@ -551,6 +565,22 @@ class Scheduler:
     def _others_could_start(self, request: Request) -> bool:
         num_others = len(self._policy) - (request.slot < 0)
         return num_others > 0 and bool(self._free_slots) and not self._head_is_blocked
+
+    # Pooling
+
+    def _finish_pooled(
+        self, step: _Step, pooled: dict[int, PooledOutput]
+    ) -> list[EngineCoreOutput]:
+        """End the requests whose texts are pooled; one that has ended before is left out."""
+        outputs = []
+        for index, result in pooled.items():
+            request = step.requests[index]
+            if request.is_finished:
+                continue
+            request.status = RequestStatus.FINISHED_STOPPED
+            self._finish(request)
+            outputs.append(_pooled_output(request, result))
+        return outputs
 
     # Structured output
 
@@ -708,7 +738,10 @@ class Scheduler:
     def _check_fits(self, request: Request) -> None:
         if request.num_prompt_tokens == 0:
             raise InvalidRequestError("the prompt is empty; it needs a token.", field="prompt")
-        if request.num_tokens >= self.max_model_len:
+        is_pooled = request.pooling_params is not None
+        if request.num_tokens >= self.max_model_len + is_pooled:
+            if is_pooled:
+                raise _text_too_long(request.num_tokens, self.max_model_len)
             raise ContextLengthError(
                 f"The prompt has {request.num_tokens} tokens, but the context of "
                 f"{self.max_model_len} tokens (max_model_len) must also hold at least one token of "
@@ -716,7 +749,8 @@ class Scheduler:
                 field="prompt",
             )
         blocks = self.blocks
-        if blocks.most_blocks_held(request.max_total_tokens) > blocks.pool.num_blocks:
+        most_tokens = request.max_total_tokens - is_pooled
+        if blocks.most_blocks_held(most_tokens) > blocks.pool.num_blocks:
             raise ContextLengthError(
                 f"The prompt has {request.num_prompt_tokens} tokens and max_tokens asks for up to "
                 f"{request.max_total_tokens - request.num_prompt_tokens} more, but the whole KV "
@@ -779,6 +813,7 @@ def _new_request_data(request: Request, prefix: CachedPrefix) -> NewRequestData:
         # A hole is never read, but the wire has no word for it.
         [[max(block_id, 0) for block_id in table] for table in request.block_tables],
         prefix.num_tokens,
+        request.pooling_params,
     )
 
 
@@ -803,6 +838,26 @@ def _last_output(request: Request, token_id: int) -> EngineCoreOutput:
         prompt_logprobs=request.take_prompt_logprobs(),
         scheduled_time=request.scheduled_time,
         num_preemptions=request.num_preemptions,
+    )
+
+
+def _pooled_output(request: Request, pooled: PooledOutput) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        request.request_id,
+        [],
+        request.status.finish_reason,
+        num_cached_tokens=request.num_cached_tokens,
+        scheduled_time=request.scheduled_time,
+        num_preemptions=request.num_preemptions,
+        pooled=pooled,
+    )
+
+
+def _text_too_long(num_tokens: int, max_model_len: int) -> ContextLengthError:
+    return ContextLengthError(
+        f"The text has {num_tokens} tokens, but the context has {max_model_len} (max_model_len); "
+        f"shorten it, or let truncate_prompt_tokens do so.",
+        field="input",
     )
 
 

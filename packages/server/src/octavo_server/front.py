@@ -313,29 +313,36 @@ class _Front:
         # Only now, so that the engine does not wait for these imports (0.4 s) to hear of its model.
         from octavo_core.memory_planner import longest_model_len
         from octavo_core.model_spec import read_model_spec
+        from octavo_core.pooler_spec import read_pooler_spec
         from octavo_server.answer_parser import AnswerFormat
         from octavo_server.api.context import LoadedModel
         from octavo_server.input_processor import InputProcessor
         from octavo_server.output_processor import OutputProcessor
+        from octavo_server.pooling_input_processor import PoolingInputProcessor
         from octavo_server.sampling_defaults import read_sampling_defaults
         from octavo_server.tokenizer import load_tokenizer
 
         tokenizer = await _in_daemon_thread(lambda: load_tokenizer(resolved.path))
         spec = await _in_daemon_thread(lambda: read_model_spec(resolved.path))
         client.output_processor = OutputProcessor(tokenizer)
-        input_processor = InputProcessor(
-            tokenizer,
-            spec,
-            longest_model_len(spec, self._config),
-            self._config.scheduler.scheduling_policy,
+        pooler = read_pooler_spec(
+            self._config.replace("the model that was found", model_path=str(resolved.path)), spec
         )
+        length, policy = longest_model_len(spec, self._config), self._config.scheduler
+        if pooler is None:
+            input_processor = InputProcessor(tokenizer, spec, length, policy.scheduling_policy)
+        else:
+            input_processor = PoolingInputProcessor(
+                tokenizer, spec, pooler, length, policy.scheduling_policy
+            )
         chat_problem = await _in_daemon_thread(input_processor.chat_problem)
-        if chat_problem is not None:
+        if chat_problem is not None and pooler is None:
             logger.warning("Chat requests will be refused. %s", chat_problem)
         answer_format = AnswerFormat.of(tokenizer.chat_template, self._config.server)
         ready = await client.wait_ready()
         input_processor.set_limits(ready.max_model_len, ready.kv_cache_tokens)
-        logger.info("Calls of tools and reasoning are read as %s", answer_format.describe())
+        if pooler is None:
+            logger.info("Calls of tools and reasoning are read as %s", answer_format.describe())
         return LoadedModel(
             name=name,
             max_model_len=ready.max_model_len,
@@ -365,14 +372,8 @@ class _Front:
         host, port = self._config.server.host, self._listener.getsockname()[1]
         scheme = "http" if self._ssl_context is None else "https"
         print(f"Octavo {__version__} serves {model.name} at {scheme}://{_url_host(host)}:{port}")
-        prompt: Any
-        if model.can_chat:
-            question = {"role": "user", "content": "What is the capital of France?"}
-            path, field, prompt = "/v1/chat/completions", "messages", [question]
-        else:
-            path, field, prompt = "/v1/completions", "prompt", "Once upon a time"
-        # Greedy: small models say odd things at a temperature of 1.
-        body = {"model": model.name, field: prompt, "max_tokens": 64, "temperature": 0}
+        path, fields = example_request(model)
+        body = {"model": model.name, **fields}
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         access = self._config.access
         key = "-H 'X-Api-Key: KEY' " if access.api_key or access.api_key_file else ""
@@ -412,6 +413,19 @@ class _Front:
             {self._serving, forced}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         forced.cancel()
+
+
+def example_request(model: LoadedModel) -> tuple[str, dict[str, Any]]:
+    """Return a path and the body's fields of a request that a model answers."""
+    if model.pooler is not None:
+        path = "/classify" if model.pooler.is_classifier else "/v1/embeddings"
+        return path, {"input": "Octopuses have three hearts."}
+    # Greedy: small models say odd things at a temperature of 1.
+    options = {"max_tokens": 64, "temperature": 0}
+    if model.can_chat:
+        question = {"role": "user", "content": "What is the capital of France?"}
+        return "/v1/chat/completions", {"messages": [question], **options}
+    return "/v1/completions", {"prompt": "Once upon a time", **options}
 
 
 def warn_of_open_door(config: EngineConfig, listener: socket.socket) -> None:
