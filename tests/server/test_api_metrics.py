@@ -16,6 +16,7 @@ import pytest
 
 from octavo_core.config import resolve_config
 from octavo_core.wire import SchedulerStats
+from octavo_server.api.fronts import ServerTotals
 from support.asgi import loading_context
 
 LABELS = {"model_name": "bytes", "engine": "0"}
@@ -226,7 +227,8 @@ def test_another_prefix() -> None:
     context = loading_context(resolve_config({"metrics_prefix": "octavo_"}))
     model: Any = SimpleNamespace(name="m", max_model_len=512)
     context.model = model
-    context.client.stats = SchedulerStats(num_running=3, kv_cache_usage=0.5)
-    text = context.exporter().render().decode()
+    stats = SchedulerStats(num_running=3, kv_cache_usage=0.5)
+    totals = ServerTotals(context.client.metrics, context.http, stats)
+    text = context.exporter().render(totals).decode()
     assert 'octavo_num_requests_running{engine="0",model_name="m"} 3.0' in text
     assert "vllm:" not in text

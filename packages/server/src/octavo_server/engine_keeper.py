@@ -320,7 +320,7 @@ def _with_limits(config: EngineConfig, ready: wire.Ready) -> EngineConfig:
     return config.replace(
         "the engine before",
         max_model_len=ready.max_model_len,
-        num_gpu_blocks_override=ready.num_blocks,
+        num_gpu_blocks_override=ready.num_blocks or None,  # an encoder has none
     )
 
 

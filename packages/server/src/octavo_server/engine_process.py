@@ -269,12 +269,14 @@ def _handle(engine: Engine, link: FrontLink, message: wire.ToEngine) -> None:
 def _build_engine(config: EngineConfig) -> Engine:
     from octavo_core.engine_core import EngineCore
     from octavo_core.model_spec import read_model_spec
+    from octavo_core.pooler_spec import read_pooler_spec
     from octavo_server.grammar_compilers import make_grammar_compiler
     from octavo_worker.executors import create_executor
 
     spec = read_model_spec(config.model_path)
-    grammars = make_grammar_compiler(config.model_path, spec)
-    return EngineCore(config, spec, create_executor(config, spec), grammars)
+    pooler = read_pooler_spec(config, spec)
+    grammars = None if pooler is not None else make_grammar_compiler(config.model_path, spec)
+    return EngineCore(config, spec, create_executor(config, spec), grammars, pooler)
 
 
 def _ignore_sigterm() -> None:

@@ -98,7 +98,7 @@ class InputProcessor:
         """
         _check_texts(params, cache_salt, tenant)
         if isinstance(prompt, str):
-            _check_text(field, prompt)
+            check_text(field, prompt)
             prompt_token_ids = self.tokenizer.encode(prompt, add_special_tokens)
         else:
             prompt_token_ids = list(prompt)
@@ -185,7 +185,7 @@ class InputProcessor:
         Raises:
             InvalidRequestError: It has half a character.
         """
-        _check_text("prompt", prompt)
+        check_text("prompt", prompt)
         return self.tokenizer.encode(prompt, add_special_tokens)
 
     def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
@@ -199,7 +199,7 @@ class InputProcessor:
         text = self._usable_chat_template().render(
             [_with_text_content(message) for message in messages], **options
         )
-        _check_text("messages", text)
+        check_text("messages", text)
         return text
 
     def chat_problem(self) -> str | None:
@@ -432,17 +432,21 @@ def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
 
 def _check_texts(params: SamplingParams, cache_salt: str | None, tenant: str | None) -> None:
     for string in params.stop:
-        _check_text("stop", string)
+        check_text("stop", string)
     for word in params.bad_words:
-        _check_text("bad_words", word)
+        check_text("bad_words", word)
     if cache_salt is not None:
-        _check_text("cache_salt", cache_salt)
+        check_text("cache_salt", cache_salt)
     if tenant is not None:
-        _check_text("user", tenant)
+        check_text("user", tenant)
 
 
-def _check_text(field: str, text: str) -> None:
-    """Refuse half of a surrogate pair, which JSON can spell but UTF-8 can't."""
+def check_text(field: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can spell but UTF-8 can't.
+
+    Raises:
+        InvalidRequestError: The text has one; `field` is for the message.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

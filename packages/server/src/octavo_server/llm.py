@@ -27,12 +27,16 @@ from octavo_core.config import resolve_config
 from octavo_core.errors import ConfigError, InvalidRequestError
 from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import read_model_spec
+from octavo_core.pooler_spec import read_pooler_spec
+from octavo_core.pooling_params import PooledOutput
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreOutputs, EngineCoreRequest
 from octavo_server.grammar_compilers import make_grammar_compiler
 from octavo_server.input_processor import InputProcessor
 from octavo_server.model_source import resolve_model
 from octavo_server.output_processor import OutputProcessor
+from octavo_server.pooling_input_processor import PoolingInputProcessor
+from octavo_server.pooling_llm import PoolingMethods
 from octavo_server.position_logprobs import to_prompt_positions
 from octavo_server.request_output import OutputAccumulator, OutputDelta, RequestOutput
 from octavo_server.sampling_defaults import read_sampling_defaults
@@ -43,7 +47,7 @@ Conversation = Sequence[dict[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(PoolingMethods):
     """A model, loaded and ready to answer.
 
     Args:
@@ -80,21 +84,23 @@ class LLM:
         )
         config = config.replace("the model's location", model_path=str(resolved.path))
         spec = read_model_spec(resolved.path)
+        pooler = read_pooler_spec(config, spec)
         self.tokenizer = load_tokenizer(resolved.path)
         if config.server.chat_template is not None:
             self.tokenizer.chat_template = read_chat_template(config.server.chat_template)
         self._default_params = SamplingParams(**read_sampling_defaults(resolved.path))
         self._output_processor = OutputProcessor(self.tokenizer)
-        self._input_processor = InputProcessor(
-            self.tokenizer,
-            spec,
-            longest_model_len(spec, config),
-            config.scheduler.scheduling_policy,
+        length, policy = longest_model_len(spec, config), config.scheduler.scheduling_policy
+        self._input_processor = (
+            InputProcessor(self.tokenizer, spec, length, policy)
+            if pooler is None
+            else PoolingInputProcessor(self.tokenizer, spec, pooler, length, policy)
         )
         self._ids = count()
         self._lock = threading.Lock()
         self._grammars = make_grammar_compiler(resolved.path, spec, self.tokenizer)
-        self.engine = EngineCore(config, spec, create_executor(config, spec), self._grammars)
+        executor = create_executor(config, spec)
+        self.engine = EngineCore(config, spec, executor, self._grammars, pooler)
         try:
             ready = self.engine.start(_no_progress)
         except BaseException:
@@ -193,6 +199,11 @@ class LLM:
         prepare: Callable[[Any, str, SamplingParams], _Job],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
+        if isinstance(self._input_processor, PoolingInputProcessor):
+            raise InvalidRequestError(
+                "this model pools texts and generates none; use embed, encode, classify or score.",
+                field="model",
+            )
         all_params = self._params_for(items, sampling_params)
         jobs = [
             prepare(item, f"llm-{next(self._ids)}", params)
@@ -200,13 +211,25 @@ class LLM:
         ]
         with self._lock:
             self._check_grammars(all_params)
-            try:
-                self._add(jobs)
-                self._step_until_done(jobs, use_tqdm)
-            except BaseException:
-                self._abort(jobs)
-                raise
+            self._run_jobs(jobs, use_tqdm)
         return [self._result(job) for job in jobs]
+
+    def _run_pooling(
+        self, requests: Sequence[EngineCoreRequest], use_tqdm: bool
+    ) -> list[PooledOutput]:
+        jobs = [_Job(request.request_id, None, [request]) for request in requests]
+        with self._lock:
+            self._run_jobs(jobs, use_tqdm)
+        pooled = [job.accumulator.pooled for job in jobs]
+        return [output for output in pooled if output is not None]
+
+    def _run_jobs(self, jobs: Sequence[_Job], use_tqdm: bool) -> None:
+        try:
+            self._add(jobs)
+            self._step_until_done(jobs, use_tqdm)
+        except BaseException:
+            self._abort(jobs)
+            raise
 
     def _result(self, job: _Job) -> RequestOutput:
         result = job.accumulator.result()

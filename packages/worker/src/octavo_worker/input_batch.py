@@ -128,6 +128,8 @@ class InputBatch:
 
     def _append_blocks(self, slot: int, block_ids: list[list[int]]) -> None:
         """Append blocks to each group's table; as many for each."""
+        if not block_ids:  # an encoder's
+            return
         first = int(self.num_blocks[slot])
         last = first + len(block_ids[0])
         for group, added in enumerate(block_ids):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_core.kv_cache_group import KVCacheGroup
+from octavo_core.pooling_params import PooledOutput
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from octavo_core.wire import TokenLogprobs
 from octavo_kernels import AttentionMetadata, DecoderStep, swap_blocks
@@ -50,6 +51,7 @@ class ComputedStep:
         hidden: ``[num_rows, hidden_size]``, hidden states of their last tokens, or None where
             there are logits.
         prompt_logprobs: By index among the slots, for prompts that are to be reported on.
+        pooled: Likewise, what was pooled of texts; then nothing is sampled.
     """
 
     step_id: int
@@ -59,6 +61,7 @@ class ComputedStep:
     logits: Tensor | None = None
     hidden: Tensor | None = None
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[int, PooledOutput] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -197,7 +200,9 @@ class ModelRunner:
     def _sample(self, step: ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         sampled = np.full(step.num_slots, -1, np.int64)
         if len(step.rows) == 0:
-            return ModelRunnerOutput(step.step_id, sampled.tolist(), {}, step.prompt_logprobs)
+            return ModelRunnerOutput(
+                step.step_id, sampled.tolist(), {}, step.prompt_logprobs, step.pooled
+            )
         logits = step.logits  # [num_rows, vocab_size]
         if logits is None:
             assert step.hidden is not None

@@ -80,7 +80,8 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 # there. Tags stand in angle brackets, by which errors tell them from fields.
 
 
-def _form_of_prompt(value: Any) -> str | None:
+def form_of_prompt(value: Any) -> str | None:
+    """Return the tag of what a prompt, or several, are meant for."""
     if isinstance(value, str):
         return "<text>"
     if not isinstance(value, list):
@@ -94,7 +95,8 @@ def _form_of_prompt(value: Any) -> str | None:
             return "<ids>"
 
 
-def _text_or_list(value: Any) -> str | None:
+def text_or_list(value: Any) -> str | None:
+    """Return the tag of a string or of a list."""
     if isinstance(value, str):
         return "<text>"
     return "<list>" if isinstance(value, list) else None
@@ -117,13 +119,13 @@ Prompt = Annotated[
     | Annotated[TokenIds, Tag("<ids>")]
     | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS), Tag("<texts>")]
     | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("<lists of ids>")],
-    one_of(_form_of_prompt, "a string, a list of token ids, or a list of either"),
+    one_of(form_of_prompt, "a string, a list of token ids, or a list of either"),
 ]
 
 Stop = Annotated[
     Annotated[StopString, Tag("<text>")]
     | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<list>")],
-    one_of(_text_or_list, "a string or a list of strings"),
+    one_of(text_or_list, "a string or a list of strings"),
 ]
 
 TemplateOption = Annotated[
@@ -159,7 +161,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+def is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Whether a value is one of those that ask for nothing."""
     # To Python, True is 1 and False is 0.
     is_bool = isinstance(value, bool)
     return any(value == item and is_bool == isinstance(item, bool) for item in neutral)
@@ -308,7 +311,7 @@ class GenerationRequest(StrictModel):
         if isinstance(content, dict):
             for name, neutral in cls.unsupported.items():
                 value = content.get(name)
-                if value is not None and not _is_one_of(value, neutral):
+                if value is not None and not is_one_of(value, neutral):
                     raise _InvalidField(f"{name} is not supported yet; leave it out", name)
         return content
 
@@ -400,7 +403,7 @@ class ContentPart(StrictModel):
 Content = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[list[ContentPart], Field(max_length=MAX_PARTS), Tag("<list>")],
-    one_of(_text_or_list, "a string or a list of parts"),
+    one_of(text_or_list, "a string or a list of parts"),
 ]
 
 
