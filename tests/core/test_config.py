@@ -1,6 +1,6 @@
 import pytest
 
-from octavo_core.config import EngineConfig, options, resolve_config
+from octavo_core.config import GROUPS, EngineConfig, options, resolve_config
 from octavo_core.errors import ConfigError
 
 
@@ -92,3 +92,9 @@ def test_every_option_has_a_unique_name_and_a_description() -> None:
     names = [option.name for option in options()]
     assert len(set(names)) == len(names)
     assert all(option.description for option in options())
+
+
+def test_every_group_of_the_configuration_can_be_set() -> None:
+    fields = EngineConfig.__struct_fields__
+    assert fields == (*GROUPS, "model_path", "sources")
+    assert all(type(getattr(EngineConfig(), name)) is GROUPS[name] for name in GROUPS)

@@ -20,8 +20,9 @@ from octavo_core.kv_events import KVEvent
 from octavo_core.memory_planner import check_parallel, plan_kv_cache, resolve_max_model_len
 from octavo_core.model_spec import ModelSpec
 from octavo_core.policies import load_policy
-from octavo_core.scheduler import Scheduler, failure
+from octavo_core.scheduler import Scheduler
 from octavo_core.scheduler_output import ModelRunnerOutput
+from octavo_core.step_outputs import failure
 from octavo_core.wire import (
     EngineCoreOutput,
     EngineCoreOutputs,

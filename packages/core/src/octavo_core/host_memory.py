@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from octavo_core import cgroup
+
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -17,10 +18,8 @@ def available_host_memory() -> int:
     available = _meminfo("MemAvailable")
     if available is None:
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
-    if limit is not None and used is not None:
-        available = min(available, max(limit - used, 0))
-    return available
+    left = cgroup.memory_left()
+    return available if left is None else min(available, left)
 
 
 def _meminfo(name: str) -> int | None:
@@ -33,10 +32,3 @@ def _meminfo(name: str) -> int | None:
         if key == name:
             return int(value.split()[0]) * 1024
     return None
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no such file, or "max"
-        return None

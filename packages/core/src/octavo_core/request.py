@@ -61,6 +61,8 @@ class Request:
         prompt_logprobs: Of its prompt tokens from the second on, as far as they are known
             and not told yet; None if nobody asked, or they were told.
         scheduled_time: When it first ran, in seconds since the epoch; 0 before.
+        plain_until: Up to this many tokens, one more that ends nothing is appended and told,
+            and that is all: it runs, is under no grammar, and has told what `report_due` means.
         report_due: Its next output tells when it was scheduled and how often preempted.
         max_total_tokens: Prompt and answer end here at the latest.
         matcher: Follows the answer's known tokens through a grammar, under structured output.
@@ -91,6 +93,7 @@ class Request:
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_untold_tokens",
+        "plain_until",
         "priority",
         "prompt_logprobs",
         "report_due",
@@ -128,6 +131,7 @@ class Request:
         self.num_preemptions = 0
         self.scheduled_time = 0.0
         self.report_due = False
+        self.plain_until = 0
         self.num_registered_blocks = 0
         self.num_awaited_tokens = 0
         self.num_untold_tokens = 0

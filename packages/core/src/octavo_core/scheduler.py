@@ -16,104 +16,37 @@ Its steps go on as its tokens come back, while others are ahead of it.
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Iterable
 
-import msgspec
-
+from octavo_core.admission import check_fits, check_values
 from octavo_core.bisection import Bisection, Suspect
-from octavo_core.block_manager import BlockManager, CachedPrefix, StepEffects
+from octavo_core.block_manager import BlockManager
 from octavo_core.config import SchedulerConfig
+from octavo_core.constrained_decoding import (
+    append_constrained,
+    reason_of_failure,
+    tell_forced_tokens,
+)
 from octavo_core.errors import (
-    ContextLengthError,
     DeadlineExceededError,
     InvalidRequestError,
-    OctavoError,
     QueueFullError,
     RequestFailedError,
-    UserError,
 )
 from octavo_core.grammar import GrammarMatcher
 from octavo_core.policies import FCFSPolicy, SchedulingPolicy
 from octavo_core.request import Request, RequestStatus
-from octavo_core.scheduler_output import (
-    GrammarOutput,
-    ModelRunnerOutput,
-    NewRequestData,
-    SchedulerOutput,
+from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from octavo_core.step import Step
+from octavo_core.step_outputs import (
+    collect_prompt_logprobs,
+    failure,
+    new_request_data,
+    report,
+    with_logprobs,
 )
 from octavo_core.wire import EngineCoreOutput, EngineCoreRequest, SchedulerStats
-
-
-class _Step:
-    """A step in the making or in flight, and what is needed to complete or take it back.
-
-    Attributes:
-        budget: Tokens that may still be scheduled.
-        now: When it is scheduled, in seconds since the epoch.
-        requests, counts, starts: Who computes how many tokens from which position on.
-        admitted: Those that enter a slot, with what the prefix cache had for them.
-        added: Blocks for those that were in their slot before.
-        constrained: Those whose next token is sampled under a grammar.
-        has_grammars: Some request is under a grammar, whether its next token is sampled or not.
-    """
-
-    __slots__ = (
-        "added",
-        "admitted",
-        "budget",
-        "constrained",
-        "counts",
-        "effects",
-        "freed_slots",
-        "has_grammars",
-        "has_preempted",
-        "now",
-        "requests",
-        "starts",
-        "step_id",
-    )
-
-    def __init__(self, budget: int, now: float) -> None:
-        self.step_id = 0
-        self.budget = budget
-        self.now = now
-        self.requests: list[Request] = []
-        self.counts: list[int] = []
-        self.starts: list[int] = []
-        self.admitted: list[tuple[Request, CachedPrefix]] = []
-        self.added: dict[Request, list[list[int]]] = {}
-        self.constrained: list[Request] = []
-        self.has_grammars = False
-        self.has_preempted = False
-        self.effects: StepEffects
-        self.freed_slots: list[int]
-
-    def add(self, request: Request, num_tokens: int, start: int) -> None:
-        self.requests.append(request)
-        self.counts.append(num_tokens)
-        self.starts.append(start)
-        self.budget -= num_tokens
-        end = start + num_tokens
-        request.num_computed_tokens = end
-        if end >= len(request.token_ids):
-            request.is_decoding = True
-            if request.matcher is not None:
-                self.constrained.append(request)
-        self.has_grammars |= request.matcher is not None
-
-    def take_back(self, request: Request) -> None:
-        """Drop a request that became a victim, if it was scheduled already."""
-        self.added.pop(request, None)
-        if request not in self.requests:
-            return
-        index = self.requests.index(request)
-        del self.requests[index]
-        self.budget += self.counts.pop(index)
-        request.num_computed_tokens = self.starts.pop(index)
-        if request in self.constrained:
-            self.constrained.remove(request)
 
 
 class Scheduler:
@@ -154,7 +87,7 @@ class Scheduler:
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))  # the lowest is next
         self._slots_to_tell: list[int] = []  # freed, and not told to the workers yet
         self._step_id = 0
-        self._in_flight: deque[_Step] = deque()  # the oldest is first
+        self._in_flight: deque[Step] = deque()  # the oldest is first
         self._bisection = Bisection()
         self._head_is_blocked = False  # when it was last asked, there were not enough blocks
 
@@ -179,8 +112,8 @@ class Scheduler:
                 field="request_id",
             )
         request = Request(new_request, self.max_model_len, matcher)
-        _check_values(request)
-        self._check_fits(request)
+        check_values(request)
+        check_fits(request, self.blocks, self.max_model_len)
         # A request that is resumed on a new engine was let in before.
         if not new_request.is_resumed:
             self._check_line(request)
@@ -280,7 +213,7 @@ class Scheduler:
             complete. With none in flight and a request unfinished there always is: the
             oldest can preempt all others, and alone it fits.
         """
-        step = _Step(self._max_num_batched_tokens, now)
+        step = Step(self._max_num_batched_tokens, now)
         if self._bisection:
             self._schedule_suspects(step)
         if not self._bisection:
@@ -311,7 +244,9 @@ class Scheduler:
                 masks.append(request.matcher.bitmask())
                 slots.append(request.slot)
             except Exception as error:
-                failures.append(self._fail_constrained(request, error))
+                self._end(request, RequestStatus.FINISHED_ERROR)
+                reason = reason_of_failure(request, error, is_updating=False)
+                failures.append(failure(request.request_id, reason))
         return (GrammarOutput(slots, b"".join(masks)) if slots else None), failures
 
     def update_from_output(self, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
@@ -325,33 +260,20 @@ class Scheduler:
         outputs: list[EngineCoreOutput] = []
         has_ended = False
         if output.prompt_logprobs:
-            _collect_prompt_logprobs(step, output)
+            collect_prompt_logprobs(step, output)
         for request, token_id in zip(step.requests, output.sampled_token_ids, strict=True):
-            if token_id < 0:
-                continue
-            if request.slot < 0 and not self._was_awaited(request):
-                continue  # it has ended
-            if request.matcher is not None:
-                outputs.append(self._update_constrained(request, request.matcher, token_id))
-                has_ended |= request.is_finished
-                continue
             token_ids = request.token_ids
-            token_ids.append(token_id)
-            if token_id in request.stop_ids or len(token_ids) >= request.max_total_tokens:
-                if request.ends_with(token_id):
-                    has_ended = True
-                    self._finish(request)
-                    outputs.append(_last_output(request, token_id))
-                    continue
-            elif request.report_due:
-                request.report_due = False
-                outputs.append(_first_output(request, token_id))
-                continue
-            outputs.append(EngineCoreOutput(request.request_id, [token_id]))
+            # Nearly always so, and then four fields are all that is looked at: 0.23 us, not 0.28.
+            if len(token_ids) < request.plain_until and token_id not in request.stop_ids:
+                token_ids.append(token_id)
+                outputs.append(EngineCoreOutput(request.request_id, [token_id]))
+            elif token_id >= 0 and (request.slot >= 0 or self._was_awaited(request)):
+                outputs.append(self._update(request, token_id))
+                has_ended |= request.is_finished
         if has_ended:
             self._running = [request for request in self._running if request.slot >= 0]
         if output.logprobs:
-            return _with_logprobs(step, output, outputs)
+            return with_logprobs(step, output, outputs)
         return outputs
 
     def roll_back(self, message: str) -> list[EngineCoreOutput]:
@@ -377,7 +299,8 @@ class Scheduler:
             request.num_awaited_tokens = 0
         untold = set(self._slots_to_tell).union(*(step.freed_slots for step in steps))
         self._slots_to_tell = sorted(untold)
-        culprit = self._bisection.accuse(_suspects_of(steps[0]))
+        failed = steps[0].requests
+        culprit = self._bisection.accuse([Suspect(r, len(r.token_ids)) for r in failed])
         if culprit is None:
             return []
         self._end(culprit, RequestStatus.FINISHED_ERROR)
@@ -399,24 +322,27 @@ class Scheduler:
         share = -(-len(self._running) // self._num_stages)
         return ready[:share]
 
-    def _schedule_running(self, step: _Step, running: list[Request]) -> None:
-        requests, counts, starts = step.requests, step.counts, step.starts
-        budget = step.budget
+    def _schedule_running(self, step: Step, running: list[Request]) -> None:
+        requests, starts = step.requests, step.starts
         others = []
         for request in running:
             start = request.num_computed_tokens
-            if start >= request.decode_limit:  # always so while it prefills
-                others.append(request)
-            elif len(requests) < budget:
+            if start < request.decode_limit:
                 requests.append(request)
                 starts.append(start)
                 request.num_computed_tokens = start + 1
-        counts += [1] * len(requests)
+            else:  # always so while it prefills
+                others.append(request)
+        # Rare, so it is looked at once and not for each of them.
+        for request in requests[step.budget :]:
+            request.num_computed_tokens -= 1
+        del requests[step.budget :], starts[step.budget :]
+        step.counts += [1] * len(requests)
         step.budget -= len(requests)
         if others:
             self._schedule_others(step, others)
 
-    def _schedule_others(self, step: _Step, others: list[Request]) -> None:
+    def _schedule_others(self, step: Step, others: list[Request]) -> None:
         """Schedule decodes that need a block, and then prefills."""
         for is_decoding in (True, False):
             for request in others:
@@ -437,7 +363,7 @@ class Scheduler:
                 elif start < request.max_total_tokens - 1:  # else its last token is in flight
                     self._schedule_tokens(step, request, 1)
 
-    def _schedule_tokens(self, step: _Step, request: Request, num_tokens: int) -> None:
+    def _schedule_tokens(self, step: Step, request: Request, num_tokens: int) -> None:
         """Schedule a running request; others, or it itself, are preempted if blocks lack."""
         start = request.num_computed_tokens
         if start + num_tokens > request.capacity:
@@ -452,7 +378,7 @@ class Scheduler:
         step.add(request, num_tokens, start)
         self._note_progress(request)
 
-    def _admit_waiting(self, step: _Step) -> None:
+    def _admit_waiting(self, step: Step) -> None:
         policy = self._policy
         while step.budget > 0 and self._free_slots and len(policy):
             request = policy.peek()
@@ -464,7 +390,7 @@ class Scheduler:
             popped = policy.pop()
             assert popped is request, "pop() must return what peek() returned"
 
-    def _admit(self, step: _Step, request: Request) -> bool:
+    def _admit(self, step: Step, request: Request) -> bool:
         """Give a waiting request a slot, its cached prefix and its first tokens, if they fit."""
         others_run = bool(self._running)
         if self.blocks.is_still_refused(request, others_run=others_run):
@@ -494,7 +420,7 @@ class Scheduler:
             # Up to here it needs no new block, and its last token is not in flight.
             request.decode_limit = min(request.capacity, request.max_total_tokens - 1)
 
-    def _schedule_suspects(self, step: _Step) -> None:
+    def _schedule_suspects(self, step: Step) -> None:
         """Schedule the group on trial alone, one step at a time.
 
         Nobody else keeps a slot meanwhile: so the group has all blocks, and fits.
@@ -519,15 +445,15 @@ class Scheduler:
                     return
                 self._policy.remove(request)
 
-    def _commit(self, step: _Step) -> SchedulerOutput:
+    def _commit(self, step: Step) -> SchedulerOutput:
         """Put a step in the workers' terms."""
         step.effects = self.blocks.take_effects()
         step.freed_slots, self._slots_to_tell = self._slots_to_tell, []
-        forced = _tell_forced_tokens(step) if step.has_grammars else []
+        forced = tell_forced_tokens(step.requests) if step.has_grammars else []
         return SchedulerOutput(
             step.step_id,
             step.freed_slots,
-            [_new_request_data(*admitted) for admitted in step.admitted],
+            [new_request_data(*admitted) for admitted in step.admitted],
             [(request.slot, added) for request, added in step.added.items()],
             [request.slot for request in step.requests],
             step.counts,
@@ -537,7 +463,7 @@ class Scheduler:
             forced,
         )
 
-    def _clip(self, step: _Step, request: Request, num_tokens: int) -> int:
+    def _clip(self, step: Step, request: Request, num_tokens: int) -> int:
         """Return how many of a prompt's tokens a step takes.
 
         Without a threshold of its own a prompt gets half of the budget while others wait who
@@ -552,85 +478,49 @@ class Scheduler:
         num_others = len(self._policy) - (request.slot < 0)
         return num_others > 0 and bool(self._free_slots) and not self._head_is_blocked
 
-    # Structured output
+    # Tokens come back
 
-    def _update_constrained(
-        self, request: Request, matcher: GrammarMatcher, token_id: int
-    ) -> EngineCoreOutput:
-        """Append a token, and those that the grammar leaves no choice about after it.
+    def _update(self, request: Request, token_id: int) -> EngineCoreOutput:
+        """Append a token that may end the request, or with which there is more to tell."""
+        if request.matcher is not None:
+            return self._update_constrained(request, token_id)
+        request.token_ids.append(token_id)
+        if request.ends_with(token_id):
+            self._finish(request)
+        elif not request.report_due:
+            return EngineCoreOutput(request.request_id, [token_id])
+        elif request.slot >= 0:
+            request.plain_until = request.max_total_tokens - 1
+        request.report_due = False
+        return report(request, [token_id])
+
+    def _update_constrained(self, request: Request, token_id: int) -> EngineCoreOutput:
+        """Append a token, and those that its grammar forces.
 
         Returns:
             The request's output, which is its last one if the grammar ends here.
         """
-        request.token_ids.append(token_id)
-        new_token_ids = [token_id]
-        try:
-            if not request.ends_with(token_id):
-                matcher.accept_tokens(new_token_ids)
-                self._append_forced(request, matcher, new_token_ids)
-                if not request.is_finished and matcher.is_terminated:
-                    request.status = RequestStatus.FINISHED_STOPPED
-        except Exception as error:
-            return self._fail_constrained(request, error, is_updating=True)
-        if request.is_finished:
-            self._finish(request)
-        if not (request.report_due or request.is_finished):
-            return EngineCoreOutput(request.request_id, new_token_ids)
-        request.report_due = False
-        return EngineCoreOutput(
-            request.request_id,
-            new_token_ids,
-            request.status.finish_reason,
-            request.stop_reason,
-            num_cached_tokens=request.num_cached_tokens,
-            prompt_logprobs=request.take_prompt_logprobs(),
-            scheduled_time=request.scheduled_time,
-            num_preemptions=request.num_preemptions,
-        )
-
-    def _append_forced(
-        self, request: Request, matcher: GrammarMatcher, new_token_ids: list[int]
-    ) -> None:
-        if request.sampling_params.num_logprobs is not None:
-            return  # every token has to have been sampled
-        for token_id in matcher.take_forced_tokens():
-            request.token_ids.append(token_id)
-            new_token_ids.append(token_id)
-            if request.slot >= 0:
-                request.num_untold_tokens += 1
-            else:
-                self._num_queued_tokens += 1
-            if request.ends_with(token_id):
-                return
-
-    def _fail_constrained(
-        self, request: Request, error: Exception, is_updating: bool = False
-    ) -> EngineCoreOutput:
-        """End a request whose matcher has failed."""
-        reason: OctavoError
-        if isinstance(error, UserError):
-            reason = error
-        elif is_updating and _forbids_tokens(request):
-            # What was sampled is allowed by neither: nothing was left.
-            reason = InvalidRequestError(
-                "structured_outputs and allowed_token_ids, bad_words or min_tokens together leave "
-                "no token that may come next; change one of them.",
-                field="structured_outputs",
-            )
+        num_before = len(request.token_ids)
+        reason = append_constrained(request, token_id)
+        new_token_ids = request.token_ids[num_before:]
+        if request.slot >= 0:
+            request.num_untold_tokens += len(new_token_ids) - 1
         else:
-            _log_failed_grammar(request, error)
-            text = f"The grammar of request {request.request_id} failed: {error}"
-            reason = RequestFailedError(text)
-        if is_updating:
+            self._num_queued_tokens += len(new_token_ids) - 1
+        if reason is not None:
             request.status = RequestStatus.FINISHED_ERROR
             self._finish(request)
-        else:
-            self._end(request, RequestStatus.FINISHED_ERROR)
-        return failure(request.request_id, reason)
+            return failure(request.request_id, reason)
+        if request.is_finished:
+            self._finish(request)
+        elif not request.report_due:
+            return EngineCoreOutput(request.request_id, new_token_ids)
+        request.report_due = False
+        return report(request, new_token_ids)
 
     # Ends
 
-    def _preempt(self, step: _Step, request: Request) -> None:
+    def _preempt(self, step: Step, request: Request) -> None:
         """Put a running request back in line. Its full blocks stay findable."""
         step.has_preempted = True
         step.take_back(request)
@@ -694,6 +584,7 @@ class Scheduler:
         self._free_slots.append(request.slot)
         self._slots_to_tell.append(request.slot)
         request.slot = -1
+        request.plain_until = 0
 
     def _note_deadline(self, deadline: float, request_id: str) -> None:
         heapq.heappush(self._deadlines, (deadline, request_id))
@@ -704,26 +595,6 @@ class Scheduler:
             heapq.heapify(self._deadlines)
 
     # Refusals
-
-    def _check_fits(self, request: Request) -> None:
-        if request.num_prompt_tokens == 0:
-            raise InvalidRequestError("the prompt is empty; it needs a token.", field="prompt")
-        if request.num_tokens >= self.max_model_len:
-            raise ContextLengthError(
-                f"The prompt has {request.num_tokens} tokens, but the context of "
-                f"{self.max_model_len} tokens (max_model_len) must also hold at least one token of "
-                f"the answer.",
-                field="prompt",
-            )
-        blocks = self.blocks
-        if blocks.most_blocks_held(request.max_total_tokens) > blocks.pool.num_blocks:
-            raise ContextLengthError(
-                f"The prompt has {request.num_prompt_tokens} tokens and max_tokens asks for up to "
-                f"{request.max_total_tokens - request.num_prompt_tokens} more, but the whole KV "
-                f"cache holds {blocks.num_tokens_alone} tokens; shorten the prompt, lower "
-                f"max_tokens, or give the server more --kv-cache-memory.",
-                field="max_tokens",
-            )
 
     def _check_line(self, request: Request) -> None:
         if len(self._requests) >= self._max_num_queued_reqs:
@@ -741,127 +612,3 @@ class Scheduler:
                 f"start the server with a higher --max-num-queued-tokens.",
                 field="max_num_queued_tokens",
             )
-
-
-def failure(request_id: str, error: OctavoError) -> EngineCoreOutput:
-    """Return the one last output of a request that was refused or has failed."""
-    return EngineCoreOutput(
-        request_id,
-        [],
-        RequestStatus.FINISHED_ERROR.finish_reason,
-        error=str(error),
-        error_kind=type(error).__name__,
-    )
-
-
-def _forbids_tokens(request: Request) -> bool:
-    """True if the request forbids tokens by other means than its grammar."""
-    params = request.sampling_params
-    return bool(params.allowed_token_ids is not None or params.bad_words or params.min_tokens)
-
-
-def _tell_forced_tokens(step: _Step) -> list[tuple[int, list[int]]]:
-    forced = []
-    for request in step.requests:
-        if request.num_untold_tokens:
-            forced.append((request.slot, request.token_ids[-request.num_untold_tokens :]))
-            request.num_untold_tokens = 0
-    return forced
-
-
-def _new_request_data(request: Request, prefix: CachedPrefix) -> NewRequestData:
-    return NewRequestData(
-        request.slot,
-        request.request_id,
-        list(request.token_ids),
-        request.num_prompt_tokens,
-        request.sampling_params,
-        # A hole is never read, but the wire has no word for it.
-        [[max(block_id, 0) for block_id in table] for table in request.block_tables],
-        prefix.num_tokens,
-    )
-
-
-def _first_output(request: Request, token_id: int) -> EngineCoreOutput:
-    return EngineCoreOutput(
-        request.request_id,
-        [token_id],
-        num_cached_tokens=request.num_cached_tokens,
-        prompt_logprobs=request.take_prompt_logprobs(),
-        scheduled_time=request.scheduled_time,
-        num_preemptions=request.num_preemptions,
-    )
-
-
-def _last_output(request: Request, token_id: int) -> EngineCoreOutput:
-    return EngineCoreOutput(
-        request.request_id,
-        [token_id],
-        request.status.finish_reason,
-        request.stop_reason,
-        num_cached_tokens=request.num_cached_tokens,
-        prompt_logprobs=request.take_prompt_logprobs(),
-        scheduled_time=request.scheduled_time,
-        num_preemptions=request.num_preemptions,
-    )
-
-
-def _collect_prompt_logprobs(step: _Step, output: ModelRunnerOutput) -> None:
-    """Keep what a step tells about prompts until their first token.
-
-    A prompt that was preempted half-way is computed once more: what is known already of it
-    is left out.
-    """
-    for index, entries in output.prompt_logprobs.items():
-        request = step.requests[index]
-        if request.prompt_logprobs is not None:
-            num_known = len(request.prompt_logprobs) - step.starts[index]
-            assert num_known >= 0, "a prompt's log-probabilities have a gap"
-            request.prompt_logprobs += entries[num_known:]
-
-
-def _with_logprobs(
-    step: _Step, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]
-) -> list[EngineCoreOutput]:
-    by_id = {
-        step.requests[index].request_id: logprobs for index, logprobs in output.logprobs.items()
-    }
-    return [
-        msgspec.structs.replace(item, logprobs=[by_id[item.request_id]])
-        if item.request_id in by_id
-        else item
-        for item in outputs
-    ]
-
-
-def _check_values(request: Request) -> None:
-    """Refuse what would fail much later, in the middle of a step."""
-    if request.token_ids and not 0 <= min(request.token_ids) <= max(request.token_ids) < 1 << 31:
-        raise InvalidRequestError(
-            f"prompt has the token id {min(request.token_ids)} or {max(request.token_ids)}; ids "
-            f"are from 0 to 2147483647.",
-            field="prompt",
-        )
-    if request.deadline is not None and not math.isfinite(request.deadline):
-        raise InvalidRequestError(
-            f"deadline is {request.deadline}; it must be a time.", field="deadline"
-        )
-    if request.num_output_tokens and request.num_tokens >= request.max_total_tokens:
-        raise InvalidRequestError(
-            f"the request has {request.num_output_tokens} tokens of its answer already, and "
-            f"max_tokens or the context allows no more.",
-            field="max_tokens",
-        )
-
-
-def _suspects_of(step: _Step) -> list[Suspect]:
-    return [Suspect(request, len(request.token_ids)) for request in step.requests]
-
-
-def _log_failed_grammar(request: Request, error: Exception) -> None:
-    # Imported where it is needed, as a scheduler alone never does: 20 ms.
-    import logging
-
-    logging.getLogger(__name__).error(
-        "The grammar of request %s failed", request.request_id, exc_info=error
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 import zmq
@@ -19,6 +20,10 @@ logger = logging.getLogger(__name__)
 
 # Seconds that a last message of an engine that just ended may still need through the socket.
 _LAST_WORD_SECONDS = 0.2
+# Seconds of the engine's messages in a row before everything else has its turn. A socket that
+# has something to read never waits, so an engine that is quicker than this process would keep
+# the loop to itself: clients that left were noticed 3 s later, when all was computed for them.
+_READ_SECONDS = 0.01
 
 
 class EngineLink:
@@ -87,7 +92,11 @@ class EngineLink:
 
     async def _read(self) -> None:
         try:
+            turn_ends = time.monotonic() + _READ_SECONDS
             while True:
+                if time.monotonic() >= turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = time.monotonic() + _READ_SECONDS
                 identity, frame = await self._socket.recv_multipart()
                 self._handle(identity, wire.decode_to_front(frame))
         except Exception as error:

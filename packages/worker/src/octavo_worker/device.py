@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import NamedTuple
 
-# psutil publishes no types.
-import psutil  # type: ignore[import-untyped]
 import torch
 
 from octavo_core import memory_planner
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError, ModelError
-from octavo_kernels.cpu.threads import set_num_threads
+from octavo_kernels.cpu.threads import MAX_THREADS, set_num_threads
+from octavo_worker.cpu_binding import num_usable_cpus
 from octavo_worker.loading import WeightForm
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {
     "float32": torch.float32,
@@ -23,7 +24,8 @@ _DTYPES = {
     "float16": torch.float16,
 }
 _CHECKPOINT_DTYPES = (*_DTYPES, "float64")
-_CGROUP = Path("/sys/fs/cgroup")
+# What computes bfloat16 without converting it each time: NVIDIA's from Ampere on.
+_BFLOAT16_CAPABILITY = (8, 0)
 
 
 def resolve_device(config: EngineConfig, rank: int) -> torch.device:
@@ -45,6 +47,98 @@ def resolve_device(config: EngineConfig, rank: int) -> torch.device:
             field="device",
         )
     return torch.device("cpu")
+
+
+def compute_capability(device: torch.device) -> tuple[int, int] | None:
+    """Return what a GPU of NVIDIA says of itself; None for other devices."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    return torch.cuda.get_device_capability(device)
+
+
+def check_offload(config: EngineConfig, device: torch.device, has_layers: bool) -> None:
+    """Refuse to keep weights in host memory where that makes no difference, or can't be done.
+
+    Args:
+        config: All settings.
+        device: Where the model will run.
+        has_layers: Whether the model has a definition of ours, whose layers can be fetched.
+
+    Raises:
+        ConfigError: ``cpu_offload_gb`` is set all the same.
+    """
+    wanted = config.device.cpu_offload_gb
+    if not wanted:
+        return
+    reason = ""
+    if device.type == "cpu":
+        reason = "the device is a CPU, whose weights are in host memory anyway; leave it out"
+    elif not has_layers:
+        reason = "the model runs through transformers, which keeps all weights on the device"
+    if reason:
+        raise ConfigError(
+            f"cpu_offload_gb is {wanted:g} (from {config.source_of('cpu_offload_gb')}), but "
+            f"{reason}.",
+            field="cpu_offload_gb",
+        )
+
+
+class ChosenDtype(NamedTuple):
+    """The type of weights and activations.
+
+    Attributes:
+        dtype: It.
+        reason: Why it is another than the checkpoint's, in words for a log line; empty if it
+            is not.
+    """
+
+    dtype: torch.dtype
+    reason: str = ""
+
+
+def choose_dtype(
+    wanted: str,
+    checkpoint: str | None,
+    device: torch.device,
+    capability: tuple[int, int] | None = None,
+) -> ChosenDtype:
+    """Choose the type of weights and activations, and say why.
+
+    Args:
+        wanted: ``auto``, or the name of a type.
+        checkpoint: Type of the weights as they are stored, or None.
+        device: Where the model will run.
+        capability: Of a GPU of NVIDIA; None for other devices.
+
+    Raises:
+        ModelError: The checkpoint's type is none that weights can have.
+        ConfigError: The device doesn't have the type.
+    """
+    dtype = resolve_dtype(wanted, checkpoint, device)
+    reason = ""
+    if capability is not None and dtype == torch.bfloat16 and capability < _BFLOAT16_CAPABILITY:
+        shown = ".".join(map(str, capability))
+        if wanted != "auto":
+            raise ConfigError(
+                f"dtype is bfloat16, which needs a GPU of compute capability 8.0, and {device} "
+                f"has {shown}; use --dtype float16.",
+                field="dtype",
+            )
+        return ChosenDtype(
+            torch.float16, f"{device} has compute capability {shown}, and bfloat16 needs 8.0"
+        )
+    name = str(dtype).removeprefix("torch.")
+    if name == checkpoint:
+        return ChosenDtype(dtype)
+    if wanted != "auto":
+        reason = "as asked"
+    elif device.type == "cpu":
+        reason = "a CPU computes in float32"
+    elif checkpoint is not None:
+        reason = "half the memory, twice the speed"
+    else:
+        reason = "what most checkpoints have"
+    return ChosenDtype(dtype, reason)
 
 
 def resolve_dtype(wanted: str, checkpoint: str | None, device: torch.device) -> torch.dtype:
@@ -130,14 +224,21 @@ def resolve_kv_cache_dtype(wanted: str, is_packed: bool, dtype: torch.dtype) -> 
 
 
 def use_cpu_threads(wanted: int | None, num_workers: int = 1) -> int:
-    """Set the threads of torch and of our kernels: `wanted`, or the cores this process may use.
+    """Set the threads of torch and of our kernels: `wanted`, or as many as there are CPUs to use.
 
     Args:
         wanted: Threads of all workers together.
         num_workers: Among how many they are divided. Each has at least one.
     """
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = max((wanted or usable or 1) // num_workers, 1)
+    usable = num_usable_cpus()
+    if wanted is not None and wanted > usable:
+        logger.warning(
+            "cpu_threads is %d, but this process may use %d CPUs; threads that have none hold the "
+            "others up",
+            wanted,
+            usable,
+        )
+    threads = min(max((wanted or usable) // num_workers, 1), MAX_THREADS)
     torch.set_num_threads(threads)
     set_num_threads(threads)
     return threads
@@ -156,19 +257,3 @@ def one_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def available_cpu_memory() -> int:
-    """Return the bytes this process may still take: free memory, within the container's limit."""
-    available = int(psutil.virtual_memory().available)
-    limit, used = _read_number(_CGROUP / "memory.max"), _read_number(_CGROUP / "memory.current")
-    if limit is not None and used is not None:
-        available = min(available, max(limit - used, 0))
-    return available
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no such file, or "max"
-        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -10,7 +11,8 @@ import torch
 from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import ModelSpec
 from octavo_worker.layers.parallel_weights import ParallelWeights
-from octavo_worker.load_model import LoadedModel
+from octavo_worker.layers.weight import Weight
+from octavo_worker.load_model import LoadedModel, Offload
 from octavo_worker.loading import WeightForm, load_weights
 from octavo_worker.models import resolve_model_class
 from octavo_worker.parallel_model import ParallelModel
@@ -33,6 +35,7 @@ def load_share(
     device: torch.device,
     on_progress: ProgressCallback,
     load_format: str = "auto",
+    offload: Offload | None = None,
     *,
     group: ParallelGroup,
     dtype: torch.dtype,
@@ -48,11 +51,16 @@ def load_share(
     """
     place = group.place
     model_class = resolve_model_class(spec)
-    weights = load_weights(spec, path, form, device, on_progress, load_format, place)
+    entries = entries_of_rank(spec, place, model_class.weight_layout)
+
+    def load(on_host: frozenset[str] = frozenset()) -> dict[str, Weight]:
+        return load_weights(spec, path, form, device, on_progress, load_format, place, on_host)
+
+    weights: Mapping[str, Weight]
+    weights = load() if offload is None else offload.load(entries, form.dtype, load)
     kinds = {
         part.kind for weight in weights.values() if isinstance(weight, tuple) for part in weight
     }
-    entries = entries_of_rank(spec, place, model_class.weight_layout)
     mine = ParallelWeights(weights, group, partial_names(entries), vocabulary_of_rank(spec, place))
     model = model_class(spec_of_rank(spec, place), mine, max_model_len, device)
     logger.info(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -28,19 +27,23 @@ from octavo_kernels import (
 from octavo_kernels.attention_metadata import MAX_GATHERED_POSITIONS
 from octavo_kernels.cpu.jit import cache_folder
 from octavo_kernels.dispatch import reference_forced
+from octavo_worker.cpu_binding import bind_worker
 from octavo_worker.device import (
-    available_cpu_memory,
+    check_offload,
+    choose_dtype,
+    compute_capability,
     one_torch_thread,
     resolve_device,
-    resolve_dtype,
     resolve_kv_cache_dtype,
     resolve_weight_form,
     use_cpu_threads,
 )
 from octavo_worker.kv_caches import allocate_kv_caches
-from octavo_worker.load_model import LoadedModel, load_model
+from octavo_worker.layer_copies import CudaCopies
+from octavo_worker.load_model import LoadedModel, Offload, load_model
 from octavo_worker.load_share import load_share
 from octavo_worker.loading.progress_bar import ProgressBar
+from octavo_worker.memory import MemorySnapshot, available_cpu_memory, gib
 from octavo_worker.model_runner import ModelInput, ModelRunner
 from octavo_worker.models import KVCache, has_definition
 from octavo_worker.parallel_model import ParallelModel
@@ -95,8 +98,11 @@ class Worker:
         check_division(self._whole_spec, self._place)
         self._spec = spec_of_rank(self._whole_spec, self._place)
         self.device = resolve_device(self._config, self._place.rank)
+        check_offload(self._config, self.device, has_definition(self._spec))
         wanted = self._config.model.dtype
-        self.dtype = resolve_dtype(wanted, self._spec.dtype, self.device)
+        capability = compute_capability(self.device)
+        chosen = choose_dtype(wanted, self._spec.dtype, self.device, capability)
+        self.dtype = chosen.dtype
         self._form = resolve_weight_form(
             self._config, self.device, self.dtype, can_pack=has_definition(self._spec)
         )
@@ -106,30 +112,25 @@ class Worker:
             self._config.cache.kv_cache_dtype, self._form.is_packed, self.dtype
         )
         logger.info(
-            "Running on %s in %s (dtype is %s from %s; the checkpoint says %s)",
+            "Running on %s in %s (dtype is %s from %s; the checkpoint says %s%s)",
             self.device,
             str(self.dtype).removeprefix("torch."),
             wanted,
             self._config.source_of("dtype"),
             self._spec.dtype or "nothing",
+            f": {chosen.reason}" if chosen.reason else "",
         )
         if self.device.type == "cpu":
-            use_cpu_threads(self._config.device.cpu_threads, self._workers_here)
+            threads = use_cpu_threads(self._config.device.cpu_threads, self._workers_here)
+            bind_worker(self._config, self._place.rank, self._workers_here, threads)
             self._connect()
             return
         torch.cuda.set_device(self.device)
         self._connect()
-        self._free_at_start, total = torch.cuda.mem_get_info(self.device)
-        self.device_memory = total
+        self._memory_at_start = MemorySnapshot.take(self.device)
+        self.device_memory = self._memory_at_start.total
         share = self._config.cache.gpu_memory_utilization
-        self._requested = math.ceil(total * share)
-        if self._free_at_start < self._requested:
-            raise ConfigError(
-                f"gpu_memory_utilization={share} asks for {_gib(self._requested)} of "
-                f"{self.device}, but only {_gib(self._free_at_start)} are free; lower it, or end "
-                f"what uses the device.",
-                field="gpu_memory_utilization",
-            )
+        self._requested = self._memory_at_start.request(share, str(self.device))
 
     def load_model(self, on_progress: ProgressCallback) -> None:
         """Load the weights.
@@ -223,10 +224,16 @@ class Worker:
             self.device,
             on_progress,
             self._config.model.load_format,
+            self._offload(),
         )
         if self._group is None:
             return load_model(*arguments)
         return load_share(*arguments, group=self._group, dtype=self.dtype)
+
+    def _offload(self) -> Offload | None:
+        """What of the weights stays in host memory; `check_offload` has seen to the device."""
+        gib = self._config.device.cpu_offload_gb
+        return Offload(int(gib * 2**30), CudaCopies(self.device)) if gib else None
 
     def _compile_kernels(self, on_progress: ProgressCallback) -> None:
         """Compile what the model needs and this machine has not compiled before.
@@ -273,8 +280,8 @@ class Worker:
         if wanted is not None:
             if wanted > available:
                 raise ConfigError(
-                    f"kv_cache_memory is {_gib(wanted)} (from "
-                    f"{self._config.source_of('kv_cache_memory')}), but only {_gib(available)} of "
+                    f"kv_cache_memory is {gib(wanted)} (from "
+                    f"{self._config.source_of('kv_cache_memory')}), but only {gib(available)} of "
                     f"memory are free.",
                     field="kv_cache_memory",
                 )
@@ -282,9 +289,9 @@ class Worker:
         left = min(DEFAULT_CPU_KV_CACHE, available // 2, available - activations)
         if left <= 0:
             raise ConfigError(
-                f"no memory is left for the KV cache: {_gib(available)} are free, and a step of "
+                f"no memory is left for the KV cache: {gib(available)} are free, and a step of "
                 f"max_num_batched_tokens={self._config.scheduler.max_num_batched_tokens} tokens "
-                f"takes {_gib(activations)}; lower max_num_batched_tokens or max_num_seqs.",
+                f"takes {gib(activations)}; lower max_num_batched_tokens or max_num_seqs.",
                 field="max_num_batched_tokens",
             )
         return left
@@ -301,17 +308,15 @@ class Worker:
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - cache_bytes
         torch.cuda.empty_cache()
-        free_now, _ = torch.cuda.mem_get_info(self.device)
-        non_kv = (self._free_at_start - free_now) + (
-            peak - torch.cuda.memory_allocated(self.device)
-        )
+        allocated = torch.cuda.memory_allocated(self.device)
+        non_kv = self._memory_at_start.taken_since(self.device) + peak - allocated
         wanted = self._config.cache.kv_cache_memory
         if wanted is not None:
             return wanted
         if self._requested <= non_kv:
             raise ConfigError(
                 f"gpu_memory_utilization={self._config.cache.gpu_memory_utilization} gives "
-                f"{_gib(self._requested)}, but weights and activations take {_gib(non_kv)}; raise "
+                f"{gib(self._requested)}, but weights and activations take {gib(non_kv)}; raise "
                 f"it, or lower max_num_batched_tokens.",
                 field="gpu_memory_utilization",
             )
@@ -380,7 +385,3 @@ class Worker:
             block_tables=[block_ids.reshape(len(lengths), max_blocks)] * num_groups,
         )
         return model_input, block_ids.size
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"

@@ -31,7 +31,6 @@ ALWAYS = {
 
 # Flags that have no counterpart, and why or what to do instead.
 ABSENT = {
-    "--cpu-offload-gb": "weights stay on the device",
     "--disable-fastapi-docs": "there are no such pages; /openapi.json is there",
     "--enable-lora": "there are no adapters yet",
     "--enforce-eager": "no graphs are captured that it could switch off",

@@ -32,6 +32,10 @@ class Checkpoint(Protocol):
         """Return the type of numbers that keeps a tensor as it is stored, or nearly so."""
         ...
 
+    def num_bytes(self, name: str) -> int:
+        """Return the bytes that a matrix takes if it is kept as it is stored, or nearly so."""
+        ...
+
     def read_into(self, name: str, out: Tensor, piece: Piece | None = None) -> None:
         """Copy a tensor to `out`, converted to its type.
 

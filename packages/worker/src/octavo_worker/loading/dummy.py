@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Collection, Sequence
 
@@ -48,6 +49,10 @@ class DummyCheckpoint:
     def float_dtype(self, name: str) -> torch.dtype:
         """Return the type that most models are published in."""
         return torch.bfloat16
+
+    def num_bytes(self, name: str) -> int:
+        """Return the bytes of a tensor in that type."""
+        return math.prod(self._shapes[name]) * self.float_dtype(name).itemsize
 
     def read_into(self, name: str, out: Tensor, piece: Piece | None = None) -> None:
         """Fill a tensor, or a piece of it."""

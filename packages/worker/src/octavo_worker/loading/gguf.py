@@ -76,6 +76,10 @@ class GGUFCheckpoint:
         """Return a tensor's type; float32 for one that is quantized."""
         return _FLOATS.get(self._tensors[name].type.name, torch.float32)
 
+    def num_bytes(self, name: str) -> int:
+        """Return the bytes of a tensor in the file."""
+        return self._tensors[name].num_bytes
+
     def read_into(self, name: str, out: Tensor, piece: Piece | None = None) -> None:
         """Unpack one tensor, or a piece of it, to `out`.
 

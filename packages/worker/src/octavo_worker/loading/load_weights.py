@@ -27,6 +27,7 @@ from octavo_worker.loading.checkpoint import Checkpoint
 from octavo_worker.loading.dummy import DummyCheckpoint
 from octavo_worker.loading.gguf import GGUFCheckpoint
 from octavo_worker.loading.quantized import QuantizedCheckpoint
+from octavo_worker.loading.room import check_room
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
 from octavo_worker.loading.weight_form import QUANTIZED_BLOCK, VOCABULARY_KIND, WeightForm
 from octavo_worker.models import WeightEntry, WeightPart, resolve_model_class
@@ -50,6 +51,7 @@ def load_weights(
     on_progress: ProgressCallback,
     load_format: str = "auto",
     place: ParallelPlace = ONLY_WORKER,
+    on_host: Collection[str] = (),
 ) -> dict[str, Weight]:
     """Load every tensor of a model, or a worker's part of it.
 
@@ -61,6 +63,7 @@ def load_weights(
         on_progress: Told about the share of weights that is there.
         load_format: ``dummy`` makes random weights, and reads none.
         place: Of this worker, which reads only its part.
+        on_host: Tensors that are to be in host memory, whatever the device.
 
     Returns:
         The tensors of the model class's `weight_layout`, by its names.
@@ -70,7 +73,7 @@ def load_weights(
             The message names the file and the tensor.
     """
     layout = resolve_model_class(spec).weight_layout(spec)
-    return load_layout(layout, spec, path, form, device, on_progress, load_format, place)
+    return load_layout(layout, spec, path, form, device, on_progress, load_format, place, on_host)
 
 
 def load_layout(
@@ -82,6 +85,7 @@ def load_layout(
     on_progress: ProgressCallback,
     load_format: str = "auto",
     place: ParallelPlace = ONLY_WORKER,
+    on_host: Collection[str] = (),
 ) -> dict[str, Weight]:
     """Load the tensors of a layout; see `load_weights`."""
     opened: Checkpoint
@@ -95,11 +99,16 @@ def load_layout(
         if place.world_size > 1:
             mine = entries_of_rank(spec, place, resolve_model_class(spec).weight_layout)
             layout = [_as_stored(entry, checkpoint.names) for entry in mine]
+        for entry in layout:
+            if not _is_left_out(entry, checkpoint):
+                _check_parts(entry, checkpoint)
+        check_room(layout, checkpoint, form, device, on_host)
         total = sum(math.prod(part.read_shape) for entry in layout for part in entry.parts)
         done = 0
         weights: dict[str, Weight] = {}
         for entry in layout:
-            weights[entry.name] = _load_entry(entry, weights, checkpoint, form, device)
+            where = torch.device("cpu") if entry.name in on_host else device
+            weights[entry.name] = _load_entry(entry, weights, checkpoint, form, where)
             done += sum(math.prod(part.read_shape) for part in entry.parts)
             on_progress(STAGE, done / total)
     if not place.is_first_stage:  # there only for what is tied to it
@@ -152,10 +161,8 @@ def _load_entry(
     form: WeightForm,
     device: torch.device,
 ) -> Weight:
-    if entry.tied_to is not None and entry.parts[0].name not in checkpoint.names:
+    if entry.tied_to is not None and _is_left_out(entry, checkpoint):
         return weights[entry.tied_to]
-    for part in entry.parts:
-        _check_part(part, checkpoint)
     loaded: Weight
     for_kernels = form.is_packed or form.for_cpu_kernels
     if for_kernels and not entry.is_plain and len(entry.parts[0].shape) == 2:
@@ -241,6 +248,16 @@ def _equal(weight: Weight, other: Weight) -> bool:
     return not isinstance(other, Tensor) and all(
         a.kind == b.kind and torch.equal(a.data, b.data) for a, b in zip(weight, other, strict=True)
     )
+
+
+def _is_left_out(entry: WeightEntry, checkpoint: Checkpoint) -> bool:
+    """Whether another tensor stands in for one that the checkpoint hasn't."""
+    return entry.tied_to is not None and entry.parts[0].name not in checkpoint.names
+
+
+def _check_parts(entry: WeightEntry, checkpoint: Checkpoint) -> None:
+    for part in entry.parts:
+        _check_part(part, checkpoint)
 
 
 def _check_part(part: WeightPart, checkpoint: Checkpoint) -> None:

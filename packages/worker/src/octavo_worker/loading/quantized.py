@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from octavo_kernels import (
 from octavo_worker.layers.piece import Piece
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
 
+_PACKED_BYTES = 20  # of 32 weights of 4 bits, with their scale and zero point
 _WORD = 8  # weights of 4 bits in an int32
 _FLOAT8 = "F8_E4M3"
 # Beside a matrix, by method; what is not read belongs to activations, which keep their numbers.
@@ -90,6 +92,13 @@ class QuantizedCheckpoint(SafetensorsCheckpoint):
         if self._is_quantized(name):
             return torch.float32
         return super().float_dtype(name)
+
+    def num_bytes(self, name: str) -> int:
+        """Return the bytes of a tensor; of a matrix in 4 bits, with its scales and zero points."""
+        if not self._is_quantized(name):
+            return super().num_bytes(name)
+        count = math.prod(self.shape(name))
+        return count if name in self._float8 else count * _PACKED_BYTES // 32
 
     def read_into(self, name: str, out: Tensor, piece: Piece | None = None) -> None:
         """Copy one tensor, or a piece of it, to `out`, with its numbers written out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,10 @@ class SafetensorsCheckpoint:
     def float_dtype(self, name: str) -> torch.dtype:
         """Return a tensor's type; float32 for float64."""
         return _PACKED_DTYPES.get(self._slice(name).get_dtype(), torch.float32)
+
+    def num_bytes(self, name: str) -> int:
+        """Return the bytes of a tensor in its own type."""
+        return math.prod(self.shape(name)) * self.float_dtype(name).itemsize
 
     def read_into(self, name: str, out: Tensor, piece: Piece | None = None) -> None:
         """Copy one tensor, or a piece of it, to `out`, converted to its type.

@@ -21,6 +21,7 @@ from octavo_worker.layers.kv_cache import KVCache
 from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import GatedMLP
 from octavo_worker.layers.norm import RMSNorm, shifted_norm_entry
+from octavo_worker.layers.offloaded_weights import make_layers
 from octavo_worker.layers.rotary import Rotary, build_rotaries
 from octavo_worker.layers.weight import Weight, tensor_of
 from octavo_worker.layers.weight_entry import WeightEntry, embedding_entries
@@ -53,9 +54,11 @@ class GemmaForCausalLM:
         rotaries = build_rotaries(spec, max_model_len, device)
         self._embedding = Embedding.of(weights, EMBEDDING)
         self._embedding_scale = spec.hidden_size**0.5
-        self._layers = [
-            GemmaDecoderLayer(spec, weights, index, rotary) for index, rotary in enumerate(rotaries)
-        ]
+        self._layers = make_layers(
+            weights,
+            len(rotaries),
+            lambda index: GemmaDecoderLayer(spec, weights, index, rotaries[index]),
+        )
         self._norm = RMSNorm(tensor_of(weights, NORM), spec.rms_norm_eps)
         self._lm_head = Linear(weights[LM_HEAD])
         self._soft_cap = spec.final_logit_softcapping

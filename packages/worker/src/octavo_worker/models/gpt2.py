@@ -17,6 +17,7 @@ from octavo_worker.layers.kv_cache import KVCache
 from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import PlainMLP
 from octavo_worker.layers.norm import LayerNorm
+from octavo_worker.layers.offloaded_weights import make_layers
 from octavo_worker.layers.weight import Weight, tensor_of
 from octavo_worker.layers.weight_entry import (
     WeightEntry,
@@ -51,9 +52,11 @@ class GPT2LMHeadModel:
     ) -> None:
         self._embedding = Embedding(weights[EMBEDDING])
         self._position_embedding = tensor_of(weights, POSITIONS)
-        self._layers = [
-            GPT2DecoderLayer(spec, weights, index) for index in range(spec.num_hidden_layers)
-        ]
+        self._layers = make_layers(
+            weights,
+            spec.num_hidden_layers,
+            lambda index: GPT2DecoderLayer(spec, weights, index),
+        )
         self._norm = LayerNorm(weights, FINAL_NORM, spec.rms_norm_eps)
         self._lm_head = Linear(weights[LM_HEAD])
 

@@ -22,6 +22,7 @@ from octavo_worker.layers.kv_cache import KVCache
 from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import FeedForward, GatedMLP
 from octavo_worker.layers.norm import RMSNorm
+from octavo_worker.layers.offloaded_weights import make_layers
 from octavo_worker.layers.one_call import fits_one_call
 from octavo_worker.layers.rotary import Rotary, build_rotaries
 from octavo_worker.layers.weight import Weight, tensor_of
@@ -147,9 +148,11 @@ class LlamaForCausalLM:
     ) -> None:
         rotaries = build_rotaries(spec, max_model_len, device)
         self._embedding = Embedding.of(weights, EMBEDDING)
-        self._layers = [
-            self.layer_class(spec, weights, index, rotary) for index, rotary in enumerate(rotaries)
-        ]
+        self._layers = make_layers(
+            weights,
+            len(rotaries),
+            lambda index: self.layer_class(spec, weights, index, rotaries[index]),
+        )
         # A stage of a pipeline that is not the last has neither.
         self._norm = None
         if NORM in weights:

@@ -16,6 +16,7 @@ from octavo_worker.layers.kv_cache import KVCache
 from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import PlainMLP
 from octavo_worker.layers.norm import LayerNorm
+from octavo_worker.layers.offloaded_weights import make_layers
 from octavo_worker.layers.weight import Weight, tensor_of
 from octavo_worker.layers.weight_entry import (
     WeightEntry,
@@ -57,9 +58,11 @@ class OPTForCausalLM:
         if _is_projected(spec):
             self._project_in = Linear.of(weights, f"{PREFIX}.project_in")
             self._project_out = Linear.of(weights, f"{PREFIX}.project_out")
-        self._layers = [
-            OPTDecoderLayer(spec, weights, index) for index in range(spec.num_hidden_layers)
-        ]
+        self._layers = make_layers(
+            weights,
+            spec.num_hidden_layers,
+            lambda index: OPTDecoderLayer(spec, weights, index),
+        )
         self._norm = LayerNorm(weights, FINAL_NORM, _EPS) if spec.do_layer_norm_before else None
         self._lm_head = Linear(weights[LM_HEAD])
 
