@@ -41,7 +41,7 @@ def free_port() -> int:
 
 
 def wait_for_health(url: str, condition: Any) -> httpx.Response:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while True:
         with contextlib.suppress(httpx.TransportError):
             response = httpx.get(url + "/health")
