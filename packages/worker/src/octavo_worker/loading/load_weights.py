@@ -23,9 +23,11 @@ from octavo_kernels import (
     quantize_weight,
 )
 from octavo_worker.layers.weight import Packed, Weight
+from octavo_worker.layers.weight_entry import transpose
 from octavo_worker.loading.checkpoint import Checkpoint
 from octavo_worker.loading.dummy import DummyCheckpoint
 from octavo_worker.loading.gguf import GGUFCheckpoint
+from octavo_worker.loading.mxfp4_checkpoint import Mxfp4Checkpoint
 from octavo_worker.loading.quantized import QuantizedCheckpoint
 from octavo_worker.loading.room import check_room
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
@@ -92,13 +94,14 @@ def load_layout(
     if load_format == "dummy":
         opened = DummyCheckpoint(layout)
     else:
-        opened = open_checkpoint(path, is_quantized=spec.quantization is not None)
+        method = None if spec.quantization is None else spec.quantization.method
+        opened = open_checkpoint(path, method)
     with closing(opened) as checkpoint:
-        layout = [_as_stored(entry, checkpoint.names) for entry in layout]
+        layout = [_as_stored(entry, checkpoint) for entry in layout]
         _check_nothing_left_over(spec, layout, checkpoint)
         if place.world_size > 1:
             mine = entries_of_rank(spec, place, resolve_model_class(spec).weight_layout)
-            layout = [_as_stored(entry, checkpoint.names) for entry in mine]
+            layout = [_as_stored(entry, checkpoint) for entry in mine]
         for entry in layout:
             if not _is_left_out(entry, checkpoint):
                 _check_parts(entry, checkpoint)
@@ -117,25 +120,35 @@ def load_layout(
     return weights
 
 
-def open_checkpoint(path: str | Path, *, is_quantized: bool = False) -> Checkpoint:
+def open_checkpoint(path: str | Path, method: str | None = None) -> Checkpoint:
     """Open a folder with safetensors files, or a .gguf file.
 
     Args:
         path: The folder or file.
-        is_quantized: Whether a folder's config.json says that its matrices are quantized.
+        method: How its matrices are quantized, by a folder's config.json; None if not.
 
     Raises:
         ModelError: There is nothing there that can be read.
     """
     path = Path(path)
     if path.is_dir():
-        return QuantizedCheckpoint(path) if is_quantized else SafetensorsCheckpoint(path)
+        if method is None:
+            return SafetensorsCheckpoint(path)
+        return Mxfp4Checkpoint(path) if method == "mxfp4" else QuantizedCheckpoint(path)
     return GGUFCheckpoint(path)
 
 
-def _as_stored(entry: WeightEntry, names: Collection[str]) -> WeightEntry:
-    """Name an entry's parts as the checkpoint does."""
-    parts = (part._replace(name=_stored_name(part.name, names)) for part in entry.parts)
+def _as_stored(entry: WeightEntry, checkpoint: Checkpoint) -> WeightEntry:
+    """Name an entry's parts as the checkpoint does, and describe them as they lie there."""
+    names = checkpoint.names
+    parts = [part._replace(name=_stored_name(part.name, names)) for part in entry.parts]
+    if checkpoint.outputs_first:
+        parts = [
+            part._replace(shape=part.shape[::-1], transform=None)
+            if part.transform is transpose
+            else part
+            for part in parts
+        ]
     return entry._replace(parts=tuple(parts))
 
 
