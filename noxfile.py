@@ -2,7 +2,8 @@
 
     nox -s serve -- --port 8001        install what is needed and serve the starter model
     nox -s chat                        chat with it in this terminal
-    nox -s tests -- tests/core -k pool run the tests, or some of them
+    nox -s tests                       run the tests, a file of them on each core
+    nox -s tests -- tests/core -k pool run some of them, one after the other
     nox -s "alone(core)"               run one package's tests with its own dependencies only
     nox -s triton                      test the GPU kernels without a GPU
     nox -s ray                         test workers in a Ray cluster of two nodes
@@ -46,7 +47,14 @@ ROOT = Path(__file__).parent
 PACKAGES = ("core", "kernels", "worker", "server", "client")
 CONSTRAINTS = ("-c", "constraints/cpu.txt", "-c", "constraints/test.txt")
 BUILD_BACKEND = ("hatchling", "editables")
-TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
+# Whole files, so that what a file's tests share is started once, and in the order of their names:
+# so the heavy ones of tests/e2e and tests/faults are not left for the end. Most tests keep one
+# core busy or wait for a process; with more processes than cores, those that wait time out.
+ON_ALL_CORES = (
+    *("-n", str(min(os.cpu_count() or 1, 4))),
+    *("--dist", "loadfile", "--no-loadscope-reorder"),
+)
 # The oldest triton that is supported and the newest, with the numpy that its interpreter takes.
 TRITONS = {
     "3.6.0": ("triton==3.6.0", "numpy<2.4"),
@@ -103,7 +111,9 @@ def chat(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests: `nox -s tests -- [arguments of pytest]`."""
     environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
-    session.run(python_of(environment), "-m", "pytest", *session.posargs, external=True)
+    # Who looks for something wants it to be the only one that runs, and to see what it prints.
+    arguments = session.posargs or ON_ALL_CORES
+    session.run(python_of(environment), "-m", "pytest", *arguments, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -115,7 +125,8 @@ def sim(session: nox.Session) -> None:
     options = parser.parse_args(session.posargs)
     environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
     session.run(
-        *(python_of(environment), "-m", "pytest", "-q", "-x", "tests/core/test_simulation.py"),
+        *(python_of(environment), "-m", "pytest", "-q", "-x", *ON_ALL_CORES[:2]),
+        *("--dist", "load", "tests/core/test_simulation.py"),
         env={
             "OCTAVO_SIMULATION_SEEDS": str(options.seeds),
             "OCTAVO_SIMULATION_FIRST": str(options.first),
@@ -149,7 +160,11 @@ def mutants(session: nox.Session) -> None:
 @nox.session(venv_backend="virtualenv")
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def alone(session: nox.Session, package: str) -> None:
-    """Run one package's tests with that package and what it declares, and nothing else."""
+    """Run one package's tests with that package and what it declares, and nothing else.
+
+    That it works is what `tests` shows. This shows that nothing of it works only because
+    another package, or something that only another one declares, happens to be there.
+    """
     arguments = [*editable(with_siblings(package)), *TEST_TOOLS, *TEST_EXTRAS[package]]
     install_once(
         Path(session.virtualenv.location),
@@ -161,7 +176,7 @@ def alone(session: nox.Session, package: str) -> None:
         session.run("python", "-c", TORCH_IS_ABSENT)
     # The whole of the simulation is in `tests`; here it only has to run.
     session.run(
-        *("python", "-m", "pytest", f"tests/{package}", *session.posargs),
+        *("python", "-m", "pytest", "-q", *ON_ALL_CORES, f"tests/{package}", *session.posargs),
         env={"OCTAVO_SIMULATION_SEEDS": "100"},
     )
 

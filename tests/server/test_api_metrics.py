@@ -60,6 +60,12 @@ HISTOGRAMS = [
 LATENCIES = HISTOGRAMS[3:8]
 
 
+@pytest.fixture(scope="module")
+def front(start_shared_front: Any) -> Any:
+    """One that nobody else has asked for anything."""
+    return start_shared_front(max_num_queued_reqs=64).wait_ready()
+
+
 class Metrics:
     """One scrape."""
 
