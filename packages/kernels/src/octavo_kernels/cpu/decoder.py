@@ -217,9 +217,7 @@ def activate(thread: int, decoder: int, parts: int) -> None:
         if word(parts, NEEDS_QUANTIZED):
             q = word(decoder, FFN_QUANTIZED) + quantized_bytes(size) * i
             for j in range(0, count, 32):
-                block = (start + j) // 32
-                scale = q + size + 4 * block
-                quantize_block(row + 4 * j, q + start + j, scale, scale + size // 8)
+                quantize_block(row + 4 * j, q + quantized_bytes(start + j))
         chunk = next_chunk(thread)
     barrier(thread)
 
