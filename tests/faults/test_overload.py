@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from support.faults import (
+    LONG,
     Figures,
     Target,
     http_client,
@@ -114,6 +115,56 @@ async def test_ten_times_the_load_and_all_that_is_taken_is_served(start_target: 
     assert len(served) >= 16
     assert all(answer.same_as(expected[index]) for index, answer in served)
     assert {answer.status for answer in answers} == {200, 429}
+
+
+PACED = {"prompt": "slow" * 3, "max_tokens": 10, "temperature": 0, "timeout": 4.0}
+CAPACITY = 4
+
+
+async def goodput(target: Target, num_clients: int, seconds: float) -> float:
+    """Tokens a second of the answers that were in time, for clients that come again at once."""
+    num_tokens = 0
+    started = time.monotonic()
+
+    async def come_again(client: httpx.AsyncClient) -> None:
+        nonlocal num_tokens
+        while time.monotonic() - started < seconds:
+            answer = await complete(client, target, PACED)
+            if answer.status_code == 200:
+                num_tokens += answer.json()["usage"]["completion_tokens"]
+            else:
+                await asyncio.sleep(0.5)
+
+    async with http_client() as client:
+        await asyncio.gather(*(come_again(client) for _ in range(num_clients)))
+    return num_tokens / (time.monotonic() - started)
+
+
+async def check_goodput(target: Target, seconds: float = 12.0, rounds: int = 2) -> Figures:
+    """Send what the server can do and ten times that, in turn."""
+    peak, overloaded = [], []
+    for _ in range(rounds):
+        peak.append(await goodput(target, CAPACITY, seconds))
+        overloaded.append(await goodput(target, 10 * CAPACITY, seconds))
+    figures = {
+        "tokens a second": statistics.mean(peak),
+        "at ten times the load": statistics.mean(overloaded),
+    }
+    assert statistics.mean(overloaded) >= 0.9 * statistics.mean(peak), figures
+    return figures
+
+
+@LONG
+async def test_goodput_at_ten_times_the_load(start_target: Any) -> None:
+    """Answers take 200 ms of each other's time; 8 may be in the server, and 40 come."""
+    print(await check_goodput(start_target(max_num_seqs=CAPACITY, max_num_queued_reqs=8)))
+
+
+@LONG
+async def test_a_control_that_takes_all_is_noticed(start_target: Any) -> None:
+    """Without a bound each waits so long that its time is up when its turn comes."""
+    with pytest.raises(AssertionError, match="ten times"):
+        await check_goodput(start_target(max_num_seqs=CAPACITY), rounds=1)
 
 
 async def test_a_deadline_is_a_504(start_target: Any) -> None:
