@@ -78,10 +78,10 @@ def constrained_engine() -> EngineTarget:
 
 
 def front_that_compiles_itself() -> EngineTarget:
-    """A front that tries out constraints in its event loop, for two seconds and no more."""
+    """A front that tries out constraints in its event loop, for some seconds and no more."""
 
     async def try_out(self: Any, params: Any) -> Verdict:
-        time.sleep(2.0)
+        time.sleep(5.0)
         return Verdict(error=too_slow())
 
     GrammarChecker._try_out = try_out  # type: ignore[method-assign]
