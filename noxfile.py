@@ -29,11 +29,13 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -85,6 +87,10 @@ TEST_EXTRAS = {
     ),
     "client": (),
 }
+
+# What pip-audit asks for each package, here for one that is known to have advisories: a mirror may
+# answer without having any, and all would seem well.
+ADVISORIES = "https://pypi.org/pypi/jinja2/2.10/json"
 
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["tests"]
@@ -230,6 +236,7 @@ def soak(session: nox.Session) -> None:
 @nox.session(venv_backend="virtualenv")
 def audit(session: nox.Session) -> None:
     """Look up what serving needs in the advisory database (pip-audit); needs the network."""
+    check_advisories_can_be_read(session)
     installed = python_of(shared_environment(session))
     session.install("-q", *CONSTRAINTS, "pip-audit")
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -317,6 +324,21 @@ def bench(session: nox.Session) -> None:
     name, *flags = session.posargs
     environment = shared_environment(session)
     session.run(python_of(environment), f"bench/{name}.py", *flags, external=True)
+
+
+def check_advisories_can_be_read(session: nox.Session) -> None:
+    """End the session in plain words where pip-audit would end in a traceback."""
+    try:
+        with urllib.request.urlopen(ADVISORIES, timeout=20) as answer:
+            if json.load(answer)["vulnerabilities"]:
+                return
+        reason: object = "it has no advisories"
+    except (OSError, ValueError, KeyError) as error:
+        reason = error
+    session.error(
+        f"the advisory database ({ADVISORIES}) can't be used from here: {reason}. Nothing was "
+        f"looked up; run this session where PyPI itself can be reached"
+    )
 
 
 TORCH_IS_ABSENT = """

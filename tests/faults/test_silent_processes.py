@@ -34,14 +34,16 @@ NOTICED_WITHIN = 10.0
 STEP_TIMEOUT = 3.0
 
 
-async def check(target: Target, title: str = "octavo: engine") -> Figures:
-    """Stop the engine or a worker under streams; they go on in another one."""
+async def check(
+    target: Target, title: str = "octavo: engine", signal_number: int = signal.SIGSTOP
+) -> Figures:
+    """Stop the engine or a worker under streams, or kill it; they go on in another one."""
     bodies = mixed_bodies(4, 32)
     undisturbed = await stream_all(target, bodies)
     started = asyncio.Event()
     running = asyncio.create_task(stream_all(target, bodies, started.set))
     await started.wait()
-    target.kill(title, signal.SIGSTOP)
+    target.kill(title, signal_number)
     noticed = await wait_for_status(target, 503, within=NOTICED_WITHIN)
     async with http_client() as client:
         assert (await client.get(target.url + "/health")).status_code == 503
@@ -63,9 +65,18 @@ async def test_a_stopped_engine(start_target: Any) -> None:
 async def test_a_stopped_worker(tmp_path: Path) -> None:
     flags = ("--distributed-executor-backend", "mp", "--max-model-len", "512")
     with running_server(*flags, log=tmp_path / "log") as server:
-        await check(Target(server.url, server.process.pid), "octavo: worker 0")
+        print(await check(Target(server.url, server.process.pid), "octavo: worker 0"))
         assert "worker 0" in server.log
         assert "no sign of life" in server.log
+
+
+@LONG
+async def test_a_killed_worker(tmp_path: Path) -> None:
+    flags = ("--distributed-executor-backend", "mp", "--max-model-len", "512")
+    with running_server(*flags, log=tmp_path / "log") as server:
+        target = Target(server.url, server.process.pid)
+        print(await check(target, "octavo: worker 0", signal.SIGKILL))
+        assert "worker 0" in server.log
 
 
 async def test_a_control_without_a_heartbeat_is_noticed(start_target: Any) -> None:

@@ -22,15 +22,10 @@ from support.faults import LONG, Figures, Target, http_client, run_as_command, s
 MIB = 1 << 20
 GROWTH_PER_1000 = 1 * MIB
 AT_ONCE = 16
-# Words that the library for tokenizers remembers. In the scripted model each prompt is one word,
-# which takes 1.2 KiB: a thousand new prompts are a MiB, and after this many it does not grow.
-TOKENIZER_CACHE = 10_000
-PROMPTS_AT_ONCE = 100
 
 
 async def check(target: Target, count: int = 10_000, warm_up: int = 2000) -> Figures:
     """Send mixed requests, and compare sizes after a warm-up with those at the end."""
-    await fill_tokenizer(target)
     await send_mixed(target, warm_up, seed=0)
     before = sizes_of(target)
     await send_mixed(target, count, seed=1)
@@ -59,17 +54,6 @@ def sizes_of_process(pid: int) -> tuple[int, int, int]:
     process = Path(f"/proc/{pid}")
     resident = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return resident, len(list((process / "task").iterdir())), len(list((process / "fd").iterdir()))
-
-
-async def fill_tokenizer(target: Target) -> None:
-    """Have each place in the tokenizer's cache of words taken."""
-    async with http_client() as client:
-        for start in range(0, TOKENIZER_CACHE, PROMPTS_AT_ONCE):
-            numbers = range(start, start + PROMPTS_AT_ONCE)
-            prompts = [f"{number} green bottles hanging on the wall" for number in numbers]
-            body = {"prompt": prompts, "max_tokens": 0, "echo": True}  # without the engine
-            answer = await client.post(target.url + "/v1/completions", json=body)
-            assert answer.status_code == 200, answer.text
 
 
 async def send_mixed(target: Target, count: int, seed: int) -> None:

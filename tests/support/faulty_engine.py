@@ -2,9 +2,10 @@
 
 Which ones stands in an environment variable that nothing but this module reads: a JSON object
 from a request's seed to the stage that fails for it, for example ``{"666": "forward"}``. Stages
-are ``prepare``, ``forward`` and ``sample``; ``kernel`` makes each step take three seconds in one
-kernel, ``interpreter`` in one Python call. ``memory`` runs out of memory in each step of more than
-so many requests. A grammar that spells `GRAMMAR_POISON` fails at its third token, always.
+are ``prepare``, ``forward`` and ``sample``; ``oversized`` runs out of memory even alone;
+``kernel`` makes each step take three seconds in one kernel, ``interpreter`` in one Python call.
+``memory`` runs out of memory in each step of more than so many requests. A grammar that spells
+`GRAMMAR_POISON` fails at its third token, always.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ def inject(faults: dict[str, Any]) -> None:
     def faulty_forward(self: Any, *args: Any) -> Any:
         slots = getattr(self, "slots_of_step", [])
         check(self, "forward", slots)
+        if "oversized" in {stage_of.get(int(self.batch.seeds[slot])) for slot in slots}:
+            raise torch.OutOfMemoryError("one row is too many")
         hidden = forward(self, *args)
         if len(slots) > faults.get("memory", 1 << 30):
             raise torch.OutOfMemoryError(f"{len(slots)} rows")

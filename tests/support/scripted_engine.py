@@ -63,7 +63,9 @@ def write_byte_model(folder: Path, *, chat_template: str = CHAT_TEMPLATE, **conf
     backend = tokenizers.Tokenizer(
         models.BPE({letter: index for index, letter in enumerate(alphabet)}, [])
     )
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    # Words are split as real models' are: the library remembers 10,000 of them in each thread, and
+    # where each prompt is one, that is 1.2 KiB a prompt.
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(EOS, special=True)])
     backend.save(str(folder / "tokenizer.json"))

@@ -5,6 +5,7 @@ Whatever could make the engine stumble is refused here, before anything is queue
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from octavo_server.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from octavo_server.chat_template import ChatTemplate, ControlTokenGuard
+
+logger = logging.getLogger(__name__)
 
 
 class InputProcessor:
@@ -52,6 +55,7 @@ class InputProcessor:
         self._takes_priority = scheduling_policy not in ("fcfs", "fair_share")
         self._takes_tenant = scheduling_policy not in ("fcfs", "priority")
         self._scheduling_policy = scheduling_policy
+        _warn_of_tokens_beyond(tokenizer, spec.vocab_size)
         ids = dict.fromkeys((*spec.eos_token_ids, *tokenizer.eos_token_ids))
         self._eos_token_ids = tuple(i for i in ids if 0 <= i < spec.vocab_size)
 
@@ -428,6 +432,18 @@ def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
             )
         texts.append(text)
     return {**message, "content": "\n".join(texts)}
+
+
+def _warn_of_tokens_beyond(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Say so if the tokenizer knows tokens that the model has no embedding for."""
+    highest = max([tokenizer.vocab_size - 1, *tokenizer.added_tokens.values()])
+    if highest >= vocab_size:
+        logger.warning(
+            "The tokenizer has ids up to %d, and the model embeds 0 to %d: prompts that hold "
+            "others are refused. The tokenizer may be another model's",
+            highest,
+            vocab_size - 1,
+        )
 
 
 def _check_texts(params: SamplingParams, cache_salt: str | None, tenant: str | None) -> None:
