@@ -169,7 +169,9 @@ def alone(session: nox.Session, package: str) -> None:
     """Run one package's tests with that package and what it declares, and nothing else.
 
     That it works is what `tests` shows. This shows that nothing of it works only because
-    another package, or something that only another one declares, happens to be there.
+    another package, or something that only another one declares, happens to be there. The
+    server needs all the others, so its environment has what that of `tests` has: what is left
+    to show is that it installs, imports and starts.
     """
     arguments = [*editable(with_siblings(package)), *TEST_TOOLS, *TEST_EXTRAS[package]]
     install_once(
@@ -182,7 +184,7 @@ def alone(session: nox.Session, package: str) -> None:
         session.run("python", "-c", TORCH_IS_ABSENT)
     # The whole of the simulation is in `tests`; here it only has to run.
     session.run(
-        *("python", "-m", "pytest", "-q", *ON_ALL_CORES, f"tests/{package}", *session.posargs),
+        *("python", "-m", "pytest", "-q", *ON_ALL_CORES, *alone_tests(package), *session.posargs),
         env={"OCTAVO_SIMULATION_SEEDS": "100"},
     )
 
@@ -471,6 +473,13 @@ def with_siblings(package: str) -> list[str]:
             if sibling not in found:
                 found.append(sibling)
     return found
+
+
+def alone_tests(package: str) -> list[str]:
+    """Return the tests that can fail for want of what a package does not declare."""
+    if set(with_siblings(package)) == set(PACKAGES):
+        return [f"tests/{package}/test_{name}.py" for name in ("imports", "llm", "front", "cli")]
+    return [f"tests/{package}"]
 
 
 def folders(packages: Sequence[str]) -> list[str]:

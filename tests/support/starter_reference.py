@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -13,22 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
+from support.gguf_reader import QuickReader
+
 NUM_LAYERS = 30
-
-
-class Reader(gguf.GGUFReader):
-    """Has the file as a plain array: a piece of a memmap takes ten times as long to make.
-
-    There are some two million, for each word of the vocabulary several.
-    """
-
-    @property
-    def data(self) -> Any:
-        return self._data
-
-    @data.setter
-    def data(self, mapped: Any) -> None:
-        self._data = np.asarray(mapped)
 
 
 @cache
@@ -59,7 +45,7 @@ def starter_reference(path: Path) -> LlamaForCausalLM:
 
 def read_weights(path: Path, reference: LlamaForCausalLM) -> dict[str, torch.Tensor]:
     """Unpack the tensors of a GGUF file, under their names in transformers."""
-    tensors = {tensor.name: tensor for tensor in Reader(path).tensors}
+    tensors = {tensor.name: tensor for tensor in QuickReader(path).tensors}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, NUM_LAYERS)
     processor = LlamaTensorProcessor(reference.config.to_dict())
     weights = {}
