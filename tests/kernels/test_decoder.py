@@ -11,7 +11,7 @@ from octavo_kernels import (
     unpack_weight,
 )
 from octavo_kernels.cpu import threads
-from support.tiny_decoder import HEAD_DIM, HIDDEN, make_batch, make_caches, make_decoder
+from support.tiny_decoder import BLOCK_SIZE, HEAD_DIM, HIDDEN, make_batch, make_caches, make_decoder
 from support.weights import GGUF_BLOCKS, gguf_weight
 
 
@@ -80,6 +80,43 @@ def test_biases_and_norms_of_heads():
         _assert_same(*_both(decoder, requests))
 
 
+FEATURES = {
+    "windows": {"windows": (20, None)},
+    "soft cap": {"soft_cap": 2.0},
+    "sinks": {"sinks": True},
+    "norms behind": {"after_norms": True},
+    "all": {
+        "windows": (None, 9),
+        "soft_cap": 5.0,
+        "sinks": True,
+        "after_norms": True,
+        "head_norms": True,
+        "activation": "gelu_tanh",
+    },
+}
+
+
+@pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
+def test_what_other_families_add(options):
+    decoder = make_decoder(**options)
+    for requests in (REQUESTS["one"], REQUESTS["mixed"], REQUESTS["prompt"]):
+        _assert_same(*_both(decoder, requests))
+
+
+def test_layers_may_have_block_tables_of_their_own():
+    decoder = make_decoder(windows=(None, 16))
+    metadata, positions = make_batch([(0, 30), (0, 1)])
+    other, _ = make_batch([(0, 30), (0, 1)])
+    other.block_tables.add_(5)
+    other.slot_mapping.add_(5 * BLOCK_SIZE)
+    hidden = torch.randn(31, HIDDEN)
+    ours, theirs = make_caches(), make_caches()
+    expected = decoder.forward_reference(hidden, positions, theirs, [metadata, other], 0.25)
+    result = decoder.forward(hidden.clone(), positions, ours, [metadata, other], 0.25)
+    _assert_same(result, expected, ours, theirs)
+    assert not torch.equal(ours[1][0][6], make_caches()[0][0][6])  # where the other table points
+
+
 def test_a_token_is_the_same_in_pieces_in_every_batch_and_on_any_number_of_threads():
     decoder, scale = make_decoder(), HEAD_DIM**-0.5
     hidden = torch.randn(45, HIDDEN)
@@ -106,6 +143,8 @@ def test_a_token_is_the_same_in_pieces_in_every_batch_and_on_any_number_of_threa
 def test_what_one_call_cannot_do_is_refused():
     with pytest.raises(ValueError, match="activation is 'relu'; it must be one of silu, gelu"):
         make_decoder(activation="relu")
+    with pytest.raises(ValueError, match="layers rotate 16 and 32 numbers of a head"):
+        make_decoder(rotary_dim=32, windows=(None, 8))
     with pytest.raises(ValueError, match=r"rotary_dim is 8; .* must be a multiple of 16"):
         make_decoder(rotary_dim=8)
 

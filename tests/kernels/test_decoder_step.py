@@ -37,7 +37,7 @@ class Batch(SimpleNamespace):
         super().__init__(
             token_ids=random.integers(0, VOCAB, (SLOTS, 350)).astype(np.int32),
             num_tokens=np.zeros(SLOTS, np.int64),
-            block_tables=[np.full((SLOTS, 50), -1, np.int32)],
+            block_tables=[np.full((SLOTS, 50), -1, np.int32) for _ in range(2)],
             num_blocks=np.zeros(SLOTS, np.int64),
             temperature=np.array([0, 0.8, 0, 1.3, 0.5, 0, 2, 1], np.float32),
             top_k=np.array([0, 5, 0, 0, 1000, 0, 40, 3], np.int32),
@@ -52,13 +52,15 @@ class Batch(SimpleNamespace):
             self.num_tokens[slot] = length
             self.num_blocks[slot] = -(-(length + 16) // BLOCK_SIZE)
             for i in range(self.num_blocks[slot]):
-                self.block_tables[0][slot, i] = next(blocks)
+                self.block_tables[0][slot, i] = block = next(blocks)
+                self.block_tables[1][slot, i] = NUM_BLOCKS - block
 
 
 class Twin:
     """The same steps with one public function after the other."""
 
-    def __init__(self, decoder, embedding, head, batch, caches):
+    def __init__(self, decoder, embedding, head, batch, caches, groups, scale):
+        self.groups, self.scale = groups, scale
         self.decoder, self.embedding, self.head = decoder, embedding, head
         self.batch, self.caches = batch, caches
 
@@ -67,20 +69,23 @@ class Twin:
         positions = [torch.arange(s, s + c) for s, c in zip(starts, counts, strict=True)]
         ends = [s + c for s, c in zip(starts, counts, strict=True)]
         first = np.concatenate(([0], np.cumsum(counts)))
-        table = torch.from_numpy(batch.block_tables[0][slots])
-        mapping = [
-            table[row, where // BLOCK_SIZE] * BLOCK_SIZE + where % BLOCK_SIZE
-            for row, where in enumerate(positions)
-        ]
-        metadata = AttentionMetadata(
-            query_start_loc=torch.tensor(first, dtype=torch.int32),
-            seq_lens=torch.tensor(ends, dtype=torch.int32),
-            block_tables=table,
-            slot_mapping=torch.cat(mapping),
-            host_query_start_loc=first.tolist(),
-            host_seq_lens=ends,
-            block_size=BLOCK_SIZE,
-        )
+
+        def metadata(group):
+            table = torch.from_numpy(batch.block_tables[group][slots])
+            mapping = [
+                table[row, where // BLOCK_SIZE] * BLOCK_SIZE + where % BLOCK_SIZE
+                for row, where in enumerate(positions)
+            ]
+            return AttentionMetadata(
+                query_start_loc=torch.tensor(first, dtype=torch.int32),
+                seq_lens=torch.tensor(ends, dtype=torch.int32),
+                block_tables=table,
+                slot_mapping=torch.cat(mapping),
+                host_query_start_loc=first.tolist(),
+                host_seq_lens=ends,
+                block_size=BLOCK_SIZE,
+            )
+
         ids = torch.cat(
             [
                 torch.from_numpy(batch.token_ids[slot])[where]
@@ -88,7 +93,11 @@ class Twin:
             ]
         )
         hidden = self.decoder.forward_reference(
-            embed_tokens(ids, self.embedding), torch.cat(positions), self.caches, metadata, SCALE
+            embed_tokens(ids, self.embedding) * torch.tensor(self.scale),
+            torch.cat(positions),
+            self.caches,
+            [metadata(group) for group in self.groups],
+            SCALE,
         )
         rows = [i for i, slot in enumerate(slots) if ends[i] == batch.num_tokens[slot]]
         return rows, quantized_matmul(hidden[[first[i + 1] - 1 for i in rows]], self.head)
@@ -112,13 +121,25 @@ class Twin:
         return sampled
 
 
-def _pair(lengths, kinds=("q4_0",) * 5, cache=torch.float32, tables=("q8_0", "q4_0"), **options):
+def _pair(
+    lengths,
+    kinds=("q4_0",) * 5,
+    cache=torch.float32,
+    tables=("q8_0", "q4_0"),
+    groups=(0, 0),
+    scale=1.0,
+    **options,
+):
     decoder = make_decoder(kinds, **options)
     embedding, head = (make_weight(kind, VOCAB, HIDDEN) for kind in tables)
     ours, theirs = Batch(lengths), Batch(lengths)
     caches, other_caches = make_caches(cache), make_caches(cache)
-    step = DecoderStep(decoder, embedding, head, ours, caches, SCALE)
-    twin = Twin(decoder, embedding, head, theirs, other_caches)
+    step = DecoderStep(
+        *(decoder, embedding, head, ours, caches, SCALE),
+        group_of_layer=groups,
+        embedding_scale=scale,
+    )
+    twin = Twin(decoder, embedding, head, theirs, other_caches, groups, scale)
 
     def same():
         known = ours.num_tokens
@@ -171,6 +192,38 @@ def test_kinds_of_weights_may_be_mixed():
     for arguments in [([2, 7], [5, 20], [0, 0]), ([7, 2], [1, 1], [20, 5])]:
         assert step.sample(*arguments) == twin.sample(*arguments)
         same()
+
+
+def test_windows_with_tables_of_their_own_and_what_else_other_families_add():
+    step, twin, same = _pair(
+        {0: 1, 1: 40, 4: 90},
+        groups=(1, 0),
+        windows=(12, None),
+        scale=9.8,
+        soft_cap=3.0,
+        sinks=True,
+        after_norms=True,
+    )
+    for arguments in [
+        ([4, 1], [64, 40], [0, 0]),
+        ([0, 4, 1], [1, 26, 1], [0, 64, 40]),
+        ([1, 4, 0], [1, 1, 1], [41, 90, 1]),
+    ]:
+        assert step.sample(*arguments) == twin.sample(*arguments)
+        same()
+
+
+def test_logits_with_a_bound_are_not_sampled_in_the_call():
+    decoder, batch = make_decoder(), Batch({3: 2})
+    weights = [make_weight("q4_0", VOCAB, HIDDEN)] * 2
+    plain, bounded = (
+        DecoderStep(decoder, *weights, batch, make_caches(), SCALE, logits_soft_cap=cap)
+        for cap in (None, 1.5)
+    )
+    assert (plain.samples, bounded.samples) == (True, False)
+    _, logits = plain.compute_logits([3], [2], [0])
+    _, within = bounded.compute_logits([3], [2], [0])
+    assert torch.equal(within, torch.tanh(logits / 1.5) * 1.5)
 
 
 def test_logits_are_left_to_the_caller_who_appends():

@@ -22,8 +22,11 @@ def make_weight(kind, rows, inputs):
     return quantize_weight(weight, kind)
 
 
-def _layer(kinds, bias=False, head_norms=False):
-    """Make a layer; `kinds` are those of queries and keys, values, output, gate and up, down."""
+def _layer(kinds, window=None, bias=False, head_norms=False, after_norms=False, sinks=False):
+    """Make a layer; `kinds` are those of queries and keys, values, output, gate and up, down.
+
+    A layer with a window has angles of its own.
+    """
     query, value, output, gate, down = kinds
     sizes = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)
     q, k = (make_weight(query, size, HIDDEN) for size in sizes[:2])
@@ -40,17 +43,31 @@ def _layer(kinds, bias=False, head_norms=False):
         down=make_weight(down, HIDDEN, FFN),
         query_norm=torch.rand(HEAD_DIM) + 0.5 if head_norms else None,
         key_norm=torch.rand(HEAD_DIM) + 0.5 if head_norms else None,
+        after_attention_norm=torch.rand(HIDDEN) + 0.5 if after_norms else None,
+        after_ffn_norm=torch.rand(HIDDEN) + 0.5 if after_norms else None,
+        gate_up_bias=[torch.randn(2 * FFN)] if bias else None,
+        down_bias=torch.randn(HIDDEN) if bias else None,
+        window=window,
+        sinks=torch.randn(HEADS) if sinks else None,
+        cos_sin_cache=_cos_sin(300, HEAD_DIM, 10.0) if window else None,
     )
 
 
-def _cos_sin(positions, dim):
-    angles = torch.outer(torch.arange(positions).float(), 100.0 ** -torch.linspace(0, 1, dim // 2))
+def _cos_sin(positions, dim, theta=100.0):
+    angles = torch.outer(torch.arange(positions).float(), theta ** -torch.linspace(0, 1, dim // 2))
     return torch.cat((angles.cos(), angles.sin()), -1)
 
 
-def make_decoder(kinds=("q4_0",) * 5, activation="silu", rotary_dim=HEAD_DIM, **options):
+def make_decoder(
+    kinds=("q4_0",) * 5,
+    activation="silu",
+    rotary_dim=HEAD_DIM,
+    soft_cap=None,
+    windows=(None, None),
+    **options,
+):
     return Decoder(
-        [_layer(kinds, **options) for _ in range(NUM_LAYERS)],
+        [_layer(kinds, window, **options) for window in windows],
         torch.rand(HIDDEN) + 0.5,
         HEADS,
         KV_HEADS,
@@ -58,6 +75,7 @@ def make_decoder(kinds=("q4_0",) * 5, activation="silu", rotary_dim=HEAD_DIM, **
         1e-5,
         _cos_sin(300, rotary_dim),
         activation,
+        soft_cap,
     )
 
 

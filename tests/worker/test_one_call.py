@@ -11,25 +11,31 @@ from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_worker.loading import WeightForm, load_weights
 from octavo_worker.model_runner import ModelRunner
 from octavo_worker.models import KVCache, resolve_model_class
+from support import tiny_families
+from support.tiny_families import save_family
 
 CPU = torch.device("cpu")
 FITTING = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
-VOCAB_SIZE = 300
+VOCAB_SIZES = 300, tiny_families.VOCAB_SIZE
+
+
+def _load(path):
+    spec = read_model_spec(path)
+    weights = load_weights(spec, path, WeightForm(torch.float32, "q8_0"), CPU, lambda *_: None)
+    return resolve_model_class(spec)(spec, weights, 256, CPU), spec
 
 
 @pytest.fixture(scope="module")
 def model(make_llama, tmp_path_factory):
     path = tmp_path_factory.mktemp("one-call")
     make_llama(**FITTING).save_pretrained(path)
-    spec = read_model_spec(path)
-    weights = load_weights(spec, path, WeightForm(torch.float32, "q8_0"), CPU, lambda *_: None)
-    return resolve_model_class(spec)(spec, weights, 256, CPU)
+    return _load(path)[0]
 
 
-def _runner(model, *, one_call=True):
-    runner = ModelRunner(model, max_num_seqs=4, block_size=16, device=CPU)
-    shape = (40, 2, 16, 16)
-    runner.kv_caches = [KVCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(2)]
+def _runner(model, *, one_call=True, groups=(), num_layers=2, head_dim=16):
+    runner = ModelRunner(model, max_num_seqs=4, block_size=16, device=CPU, groups=groups)
+    shape = (40, 2, 16, head_dim)
+    runner.kv_caches = [KVCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(num_layers)]
     if not one_call:
         runner._step_of_caches = lambda: None
     return runner
@@ -40,20 +46,20 @@ def _run(runner, step, grammar=None):
     return runner.sample_tokens(grammar)
 
 
-def _assert_same_answers(model, steps):
-    ours, theirs = _runner(model), _runner(model, one_call=False)
+def _assert_same_answers(model, steps, **options):
+    ours, theirs = _runner(model, **options), _runner(model, one_call=False, **options)
     assert ours._step_of_caches() is not None
     found = [_run(ours, step) for step in steps]
     assert found == [_run(theirs, step) for step in steps]
     return found
 
 
-def _story(drive, params):
+def _story(drive, params, vocab_size=VOCAB_SIZES[0]):
     """Two prompts, one of them in pieces, that decode; the second slot is another's later on."""
-    prompt = [(7 * i) % VOCAB_SIZE for i in range(40)]
+    prompt = [(7 * i) % vocab_size for i in range(40)]
     new = [
         drive.new_request(2, prompt, [5, 3, 9], params[0]),
-        drive.new_request(0, [4, 4, 250], [7], params[1]),
+        drive.new_request(0, [4, 4, 125], [7], params[1]),
     ]
     following = [drive.new_request(0, prompt[:20], [8, 2], params[2])]
     return [
@@ -126,7 +132,7 @@ def test_a_token_that_is_not_known_fails_the_step_and_leaves_the_batch(model, dr
 
 def test_an_answer_may_outgrow_the_tables(model, drive):
     """The token table starts at 1,024 columns; the kernel follows it when it is widened."""
-    prompt = [(3 * i) % VOCAB_SIZE for i in range(250)]
+    prompt = [(3 * i) % VOCAB_SIZES[0] for i in range(250)]
     runners = _runner(model), _runner(model, one_call=False)
     for runner in runners:
         runner.batch.token_ids = runner.batch.token_ids[:, :251].copy()
@@ -138,3 +144,44 @@ def test_an_answer_may_outgrow_the_tables(model, drive):
     ours, theirs = ([_run(runner, step) for step in steps] for runner in runners)
     assert ours == theirs
     assert runners[0].batch.token_ids.shape[1] > 251
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen2",
+        "qwen2 window",
+        "qwen3",
+        "mistral window",
+        "phi3",
+        "phi4",
+        "gemma",
+        "gemma2",
+        "gemma3",
+    ],
+)
+def test_families_whose_steps_are_one_call(family, drive, tmp_path):
+    """Their layers one by one give the same hidden states, and so the same tokens."""
+    # Three quarters of a head of 64 are rotated there.
+    head_dim = 64 if family == "phi4" else 16
+    save_family(family, tmp_path, **FITTING, head_dim=head_dim)
+    (ours, spec), (theirs, _) = _load(tmp_path), _load(tmp_path)
+    theirs._decoder = None
+    groups = spec.kv_cache_groups()
+    options = {"groups": groups, "num_layers": spec.num_hidden_layers, "head_dim": head_dim}
+    runners = _runner(ours, **options), _runner(theirs, **options)
+    assert runners[0]._step_of_caches() is not None
+    assert runners[1]._step_of_caches() is None
+    random = SamplingParams(temperature=0.9, top_p=0.95, seed=4)
+    for step in _story(drive, [drive.greedy, random, drive.greedy], VOCAB_SIZES[1]):
+        for request in step.new_requests:
+            request.block_tables[:] = [
+                [block + 10 * group for block in request.block_tables[0]]
+                for group in range(len(groups))
+            ]
+        for _, added in step.new_block_ids:
+            added[:] = [[block + 10 * group for block in added[0]] for group in range(len(groups))]
+        assert _run(runners[0], step) == _run(runners[1], step)
+    for cache, other in zip(runners[0].kv_caches, runners[1].kv_caches, strict=True):
+        assert torch.equal(cache.key, other.key)
+        assert torch.equal(cache.value, other.value)

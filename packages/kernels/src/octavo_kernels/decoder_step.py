@@ -9,6 +9,7 @@ of a step of a small model. Here they are one.
 from __future__ import annotations
 
 import operator
+import struct
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -32,6 +33,7 @@ from octavo_kernels.cpu.threads import get_num_threads
 from octavo_kernels.decoder import (
     KEY_CACHE_WORD,
     PROBLEM_WORD,
+    SLOTS_WORD,
     VALUE_CACHE_WORD,
     Decoder,
     DecoderBuffers,
@@ -88,6 +90,9 @@ class DecoderStep:
         tables: The batch.
         kv_caches: Key and value cache of each layer, as `Decoder.forward` takes them.
         scale: Factor of the scores.
+        group_of_layer: Which of the block tables each layer has; by default all have the first.
+        embedding_scale: Factor of the embedding; None for none.
+        logits_soft_cap: Logits are ``soft_cap * tanh(logits / soft_cap)``; None for no bound.
 
     Raises:
         ValueError: The weights can't be used in one call, see `fits_step`.
@@ -101,6 +106,10 @@ class DecoderStep:
         tables: BatchTables,
         kv_caches: Sequence[tuple[Tensor, Tensor]],
         scale: float,
+        *,
+        group_of_layer: Sequence[int] = (),
+        embedding_scale: float | None = None,
+        logits_soft_cap: float | None = None,
     ) -> None:
         if not fits_step(embedding, head):
             raise ValueError("embedding and head must not have sorted inputs, nor be of type e4m3")
@@ -108,6 +117,8 @@ class DecoderStep:
             raise ValueError(f"{len(kv_caches)} KV caches for {len(decoder.layers)} layers")
         self._decoder, self._embedding, self._head = decoder, embedding, head
         self._tables, self._kv_caches, self._scale = tables, list(kv_caches), scale
+        self._groups = list(group_of_layer) or [0] * len(kv_caches)
+        self._embedding_scale, self._logits_soft_cap = embedding_scale, logits_soft_cap
         self._block_size = kv_caches[0][0].shape[2]
         max_num_seqs = len(tables.num_tokens)
         self._slots = np.zeros((3, max_num_seqs), np.int64)  # slots, counts and starts
@@ -115,6 +126,11 @@ class DecoderStep:
         self._rows = _SamplingRows(max_num_seqs)
         self._head_parts = decoder.parts([head])
         self._memory: _StepMemory | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether there is `sample`: not where logits have a bound, which is torch's."""
+        return self._logits_soft_cap is None
 
     def sample(
         self, slots: Sequence[int], counts: Sequence[int], starts: Sequence[int]
@@ -150,7 +166,10 @@ class DecoderStep:
         """
         memory = self._run(slots, counts, starts, samples=False)
         num_rows = int(memory.step[_NUM_ROWS])
-        return self._sampled[1, :num_rows].copy(), memory.logits[:num_rows]
+        rows, logits = self._sampled[1, :num_rows].copy(), memory.logits[:num_rows]
+        if self._logits_soft_cap is not None:
+            logits = torch.tanh(logits / self._logits_soft_cap) * self._logits_soft_cap
+        return rows, logits
 
     def _run(
         self, slots: Sequence[int], counts: Sequence[int], starts: Sequence[int], samples: bool
@@ -233,8 +252,14 @@ class _StepMemory:
         self._most_slots = len(self.logits)
         self._fewest_tokens = self._buffers.fewest_tokens
         self._token_ids, self._block_tables = tables.token_ids, list(tables.block_tables)
-        # The flat batch: ids, positions and cache slots of tokens; starts and ends of requests.
-        self._flat = np.zeros((3, capacity), np.int32)
+        # Layers with one block table and one window are of one kind.
+        windows = [layer.window for layer in decoder.layers]
+        kind_of_layer = list(zip(step._groups, windows, strict=True))
+        self._kind_keys = list(dict.fromkeys(kind_of_layer))
+        self._kind_of_layer = [self._kind_keys.index(kind) for kind in kind_of_layer]
+        # The flat batch: ids and positions of tokens, and their cache slots for each kind; starts
+        # and ends of requests.
+        self._flat = np.zeros((2 + len(self._kind_keys), capacity), np.int32)
         self._requests = np.zeros((2, len(tables.num_tokens) + 1), np.int32)
         self._last_tokens = np.zeros(len(tables.num_tokens), np.int64)
         self._most_units = 1 << division.most_units.bit_length()
@@ -285,31 +310,45 @@ class _StepMemory:
         scratch_bytes = thread_scratch_bytes(largest, head_dim, head_dim)
         partial_bytes = self._most_partials * (head_dim + 2) * 4
         self._scratch = torch.empty(num_threads * scratch_bytes + partial_bytes, dtype=torch.uint8)
-        self._units = torch.empty(self._most_units * UNIT_BYTES, dtype=torch.uint8)
-        table = self._block_tables[0]
+        num_kinds = len(self._kind_keys)
+        self._units = torch.empty(num_kinds, self._most_units * UNIT_BYTES, dtype=torch.uint8)
         partials = self._scratch.data_ptr() + num_threads * scratch_bytes
 
-        def problem(key_cache: int, value_cache: int, value_stride: int) -> NDArray[np.int64]:
+        def problem(
+            kind: int, key_cache: int = 0, value_cache: int = 0, stride: int = 0, sinks: int = 0
+        ) -> NDArray[np.int64]:
+            group, window = self._kind_keys[kind]
+            table, units = self._block_tables[group], self._units[kind]
             packed = PROBLEM_FORMAT.pack(
                 *(self._buffers.query.data_ptr(), key_cache, value_cache),
-                *(self._attended.data_ptr(), 0, 0, 0),
+                *(self._attended.data_ptr(), 0, 0, sinks),
                 *(self._requests[0].ctypes.data, self._requests[1].ctypes.data),
-                *(table.ctypes.data, self._units.data_ptr(), self._scratch.data_ptr(), partials),
+                *(table.ctypes.data, units.data_ptr(), self._scratch.data_ptr(), partials),
                 *(0, 0, num_heads, num_kv_heads, head_dim, head_dim, step._block_size),
-                *(table.shape[1], value_stride, NO_WINDOW, 0, step._scale, 0.0, 0, scratch_bytes),
+                *(table.shape[1], stride, window or NO_WINDOW, 0),
+                *(step._scale, decoder.soft_cap or 0.0, 0, scratch_bytes),
             )
-            kind = 0
             return np.append(np.frombuffer(packed, np.int64), kind)
 
         caches = [
             (key.data_ptr(), value.data_ptr(), value.stride(2)) for key, value in step._kv_caches
         ]
-        self._problems = np.stack([problem(*cache) for cache in caches])
-        self._plan = problem(0, 0, 0)
+        self._problems = np.stack(
+            [
+                problem(kind, *cache, sinks)
+                for kind, cache, sinks in zip(
+                    self._kind_of_layer, caches, decoder.sink_addresses, strict=True
+                )
+            ]
+        )
+        self._plans = np.stack([problem(kind) for kind in range(num_kinds)])
         self._kinds = np.array(
             [
-                *(table.ctypes.data, table.shape[1], self._flat[2].ctypes.data),
-                self._plan.ctypes.data,
+                [
+                    *(self._block_tables[group].ctypes.data, self._block_tables[group].shape[1]),
+                    *(self._flat[2 + kind].ctypes.data, self._plans[kind].ctypes.data),
+                ]
+                for kind, (group, _) in enumerate(self._kind_keys)
             ]
         )
         self._layers = decoder.layer_words.copy()
@@ -317,6 +356,7 @@ class _StepMemory:
             self._problems.strides[0] * np.arange(len(caches))
         )
         self._layers[:, KEY_CACHE_WORD : VALUE_CACHE_WORD + 1] = [cache[:2] for cache in caches]
+        self._layers[:, SLOTS_WORD] = self._kinds[self._kind_of_layer, 2]
 
     def _describe_calls(self, step: DecoderStep) -> None:
         """Write the words of embedding, layers, head and sampler."""
@@ -335,7 +375,6 @@ class _StepMemory:
             hidden=self._hidden.data_ptr(),
             num_tokens=0,
             positions=self._flat[1].ctypes.data,
-            slot_mapping=self._flat[2].ctypes.data,
             attended=self._attended.data_ptr(),
             output=0,
         )
@@ -363,7 +402,7 @@ class _StepMemory:
                 *(self._flat[0].ctypes.data, self._flat[1].ctypes.data),
                 *(self._requests[0].ctypes.data, self._requests[1].ctypes.data),
                 self._last_tokens.ctypes.data,
-                *(self._kinds.ctypes.data, 1, plan_units.address),
+                *(self._kinds.ctypes.data, len(self._kinds), plan_units.address),
                 *(self._problems.ctypes.data, len(self._problems)),
                 *(EMBED[step._embedding.kind].address, self._embed.ctypes.data),
                 *(decode.address, self._decoder_words.ctypes.data, self._decoder_words.ctypes.data),
@@ -371,5 +410,12 @@ class _StepMemory:
                 *(self.logits.data_ptr(), 4 * self.logits.shape[1]),
                 *(sample_rows.address, self._sampling.ctypes.data, self._sampling.ctypes.data),
                 *step._rows.words,
+                _float_word(step._embedding_scale or 1.0),
             ]
         )
+
+
+def _float_word(value: float) -> int:
+    """Return the word whose first four bytes are a float32."""
+    word: int = struct.unpack("<q", struct.pack("<f4x", value))[0]
+    return word

@@ -150,7 +150,7 @@ class ModelRunner:
         """Compute a step in one call, and sample too, where nothing but its logits decides."""
         slots, starts = scheduler_output.slots, scheduler_output.num_computed_tokens
         step = slots, scheduler_output.num_scheduled_tokens, starts
-        if not self.batch.needs_logits(slots):
+        if decoder_step.samples and not self.batch.needs_logits(slots):
             self.batch.reserve(max(starts) + max(step[1]) + 1)
             return ModelRunnerOutput(scheduler_output.step_id, decoder_step.sample(*step))
         rows, logits = decoder_step.compute_logits(*step)
@@ -164,7 +164,8 @@ class ModelRunner:
             self._caches_of_step = self.kv_caches
             self._decoder_step = None
             if isinstance(self._model, OneCallModel):
-                self._decoder_step = self._model.decoder_step(self.batch, self.kv_caches)
+                groups = [self._group_of_layer.get(i, 0) for i in range(len(self.kv_caches))]
+                self._decoder_step = self._model.decoder_step(self.batch, self.kv_caches, groups)
         return self._decoder_step
 
     @torch.inference_mode()

@@ -36,8 +36,13 @@ from octavo_kernels.cpu.jit import jit
 from octavo_kernels.cpu.sampling import NUM_ROWS as SAMPLING_ROWS
 from octavo_kernels.cpu.sampling import TOKENS as SAMPLING_TOKENS
 from octavo_kernels.cpu.simd import (
+    load_f32,
+    load_f32x8,
     load_i32,
     load_i64,
+    mul,
+    splat_f32,
+    store_f32x8,
     store_i32,
     store_i64,
 )
@@ -59,7 +64,7 @@ HEAD, HEAD_PARTS, FINAL_NORM, LOGITS, LOGITS_STRIDE = range(288, 328, 8)
 SAMPLE, SAMPLING, SAMPLING_ARGUMENT = range(328, 352, 8)
 # Sampling parameters of the rows that sample.
 ROW_TEMPERATURE, ROW_TOP_K, ROW_TOP_P, ROW_LOG_MIN_P, ROW_SEEDS, ROW_POSITIONS = range(352, 400, 8)
-STEP_BYTES = 400
+EMBEDDING_SCALE = 400
 
 # Words of a kind of attention: layers with one block table and one window.
 TABLE, TABLE_STRIDE, SLOT_MAPPING, PLAN_PROBLEM = range(0, 32, 8)
@@ -159,6 +164,20 @@ def plan_attention(thread: int, step: int) -> None:
 
 
 @jit
+def scale_embedding(thread: int, step: int) -> None:
+    """Multiply the embedding by a factor, and end with a barrier."""
+    decoder, scale = word(step, DECODER), splat_f32(load_f32(step + EMBEDDING_SCALE))
+    size = word(decoder, HIDDEN_SIZE)
+    i = next_chunk(thread)
+    while i < word(decoder, NUM_TOKENS):
+        row = word(decoder, HIDDEN) + 4 * size * i
+        for at in range(0, 4 * size, 32):
+            store_f32x8(row + at, mul(load_f32x8(row + at), scale))
+        i = next_chunk(thread)
+    barrier(thread)
+
+
+@jit
 def compute_logits(thread: int, step: int) -> None:
     """Norm and head of the rows that sample, and end with a barrier."""
     head, parts = word(step, HEAD), word(step, HEAD_PARTS)
@@ -210,6 +229,8 @@ def run_step(thread: int, step: int) -> None:
         return
     call_entry(word(step, EMBED), thread, word(step, EMBED_ARGUMENTS))
     barrier(thread)
+    if load_f32(step + EMBEDDING_SCALE) != 1:
+        scale_embedding(thread, step)
     call_entry(word(step, DECODE), thread, step + DECODER_ARGUMENT)
     if word(step, NUM_ROWS) == 0:
         return
