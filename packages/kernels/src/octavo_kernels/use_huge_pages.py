@@ -26,20 +26,29 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> int:
         tensors: On the CPU, contiguous; others are left alone.
 
     Returns:
-        Bytes of the ranges that are on huge pages now: 0 where the system has none to give (it
+        Bytes that were moved: 0 where the system has none to give (it
         isn't Linux 6.1 or newer, or they are switched off).
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return 0
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     moved = 0
     for start, end in _ranges_of(tensors):
         # One call for a range: each waits for all cores once, up to 10 ms where they are busy.
-        madvise(start, end - start, mmap.MADV_HUGEPAGE)
-        if madvise(start, end - start, _MADV_COLLAPSE) == 0:
+        if _move(start, end):
             moved += end - start
+            continue
+        # It reaches beyond what is mapped, or over two mappings: as much as can be.
+        for page in range(start, end, HUGE_PAGE):
+            moved += HUGE_PAGE * _move(page, page + HUGE_PAGE)
     return moved
+
+
+def _move(start: int, end: int) -> bool:
+    """Move a range of whole huge pages, if all of it is of one mapping."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    madvise(start, end - start, mmap.MADV_HUGEPAGE)
+    return bool(madvise(start, end - start, _MADV_COLLAPSE) == 0)
 
 
 def _ranges_of(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
