@@ -36,6 +36,7 @@ from octavo_kernels.sample_noise import sample_noise
 from octavo_kernels.select_experts import select_experts
 from octavo_kernels.silu_and_mul import silu_and_mul
 from octavo_kernels.unpack_weight import unpack_weight
+from octavo_kernels.use_huge_pages import use_huge_pages
 from octavo_kernels.write_kv_cache import write_kv_cache
 
 __version__ = "0.1.0"
@@ -88,5 +89,6 @@ __all__ = [
     "silu_and_mul",
     "swap_blocks",
     "unpack_weight",
+    "use_huge_pages",
     "write_kv_cache",
 ]

@@ -51,6 +51,10 @@ from octavo_kernels.cpu.team import next_chunk, num_threads
 
 ROWS_OF_CHUNK = 32  # rows of x that pass over a group of weights: 23 KB at 576 inputs, in the L1
 CHUNK_BYTES = 1 << 16  # weights of a chunk: about 3 us at 20 GB/s
+LINE, AHEAD = 64, 3072
+"""Bytes of a cache line, and how far ahead weights are asked for. One row of x against Q8_0
+read 19.9 GB/s with 3 KiB, 16.7 without, and 13.7 with 1 KiB and every other line: a stream
+with gaps misleads the CPU's own prefetcher."""
 
 
 # ---- what a kind of weight is: for a block b of 32 inputs of the 8 rows at w, its dot
@@ -278,16 +282,20 @@ def make_multiply(dot: Any, dots: Any, factor: Any, offset: Any, block_bytes: in
             c = fma(o, broadcast_f32(a + TOTAL), c)
         return c
 
+    @inline
+    def fetch_ahead(where: int) -> None:
+        """Ask for every line of a block that comes later."""
+        for line in range(0, block_bytes, LINE):
+            prefetch(where + AHEAD + line)
+
     @jit
     def joint_tile(w: int, group: int, blocks: int, a: int, row: int) -> Any:
         """Two groups of weights and four rows of x."""
         c0 = c1 = c2 = c3 = c4 = c5 = c6 = c7 = zero_f32x8()
         for b in range(blocks):
-            # Two streams, which the CPU does not see as such: 2,880 bytes each at 576 inputs.
-            prefetch(w + b * block_bytes + 1024)
-            prefetch(w + b * block_bytes + 1088)
-            prefetch(w + group + b * block_bytes + 1024)
-            prefetch(w + group + b * block_bytes + 1088)
+            # Two streams, which lie one behind the other: as much as is read is asked for.
+            fetch_ahead(w + 2 * b * block_bytes)
+            fetch_ahead(w + (2 * b + 1) * block_bytes)
             p0, p1, p2, p3, p4, p5, p6, p7 = dots(w, group, b, a, row)
             d, o = factor(w, b), offset(w, b)
             c0 = add_block(c0, p0, d, o, a)
@@ -306,6 +314,7 @@ def make_multiply(dot: Any, dots: Any, factor: Any, offset: Any, block_bytes: in
     def tile_1x4(w: int, blocks: int, a: int, row: int) -> Any:
         c0 = c1 = c2 = c3 = zero_f32x8()
         for b in range(blocks):
+            fetch_ahead(w + b * block_bytes)
             p0, p1, p2, p3 = dots(w, b, a, row)
             d, o = factor(w, b), offset(w, b)
             c0 = add_block(c0, p0, d, o, a)
@@ -328,8 +337,7 @@ def make_multiply(dot: Any, dots: Any, factor: Any, offset: Any, block_bytes: in
     def tile_1(w: int, blocks: int, a: int) -> Any:
         c = zero_f32x8()
         for b in range(blocks):
-            prefetch(w + b * block_bytes + 1024)
-            prefetch(w + b * block_bytes + 1088)
+            fetch_ahead(w + b * block_bytes)
             product = dot(w, b, a)
             c = add_block(c, product, factor(w, b), offset(w, b), a)
             a += BLOCK_BYTES
@@ -359,7 +367,9 @@ def make_multiply(dot: Any, dots: Any, factor: Any, offset: Any, block_bytes: in
         blocks = k // 32
         group_bytes = blocks * block_bytes
         groups = (n + 7) // 8
-        share = groups // (8 * num_threads(thread))
+        # What is fetched ahead beyond a chunk's end is another thread's: few rows wait for memory,
+        # and take larger chunks (a step of one row takes 0.95 times as long).
+        share = groups // ((4 if m <= 4 else 8) * num_threads(thread))
         # Pairs of groups fill whole cache lines of the result.
         group_step = max(1, min(share, CHUNK_BYTES // group_bytes) // 2 * 2)
         row_chunks = (m + ROWS_OF_CHUNK - 1) // ROWS_OF_CHUNK
