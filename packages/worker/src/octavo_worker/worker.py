@@ -46,6 +46,7 @@ from octavo_worker.device import (
     resolve_weight_form,
     use_cpu_threads,
 )
+from octavo_worker.graph_capture import CudaGraphMaker, GraphedModel, captures_graphs
 from octavo_worker.kv_caches import allocate_kv_caches
 from octavo_worker.layer_copies import CudaCopies
 from octavo_worker.layers.pooling import Pooler
@@ -56,7 +57,7 @@ from octavo_worker.loading import WeightForm
 from octavo_worker.loading.progress_bar import ProgressBar
 from octavo_worker.memory import MemorySnapshot, available_cpu_memory, gib
 from octavo_worker.model_runner import ModelInput, ModelRunner
-from octavo_worker.models import KVCache, has_definition
+from octavo_worker.models import KVCache, Model, has_definition
 from octavo_worker.parallel_model import ParallelModel
 from octavo_worker.parallel_model_runner import ParallelModelRunner
 from octavo_worker.parallel_state import ParallelGroup, ParallelPlace
@@ -170,10 +171,12 @@ class Worker:
             "device": self.device,
             "groups": self._spec.kv_cache_groups(),
         }
+        self.runner_model: Model = self.model
         if isinstance(self.model, ParallelModel):
             self.runner: ModelRunner = ParallelModelRunner(self.model, self._place, **options)
         else:
-            self.runner = ModelRunner(self.model, **options)
+            self.runner_model = self._graphed()
+            self.runner = ModelRunner(self.runner_model, **options)
 
     def _load_pooling_model(self, pooler: PoolerSpec, on_progress: ProgressCallback) -> None:
         with one_torch_thread():
@@ -233,6 +236,10 @@ class Worker:
             self._warm_up_pooling()
             return
         self._dummy_step([16, 1, 1])
+        if isinstance(self.runner_model, GraphedModel):
+            started = time.perf_counter()
+            self.runner_model.capture(self.runner.kv_caches, on_progress)
+            logger.info("Capturing graphs took %.1f seconds", time.perf_counter() - started)
         one_row = torch.zeros(1, self._spec.vocab_size, device=self.device)
         sample(
             one_row,
@@ -307,6 +314,23 @@ class Worker:
         if self._group is None:
             return load_model(*arguments)
         return load_share(*arguments, group=self._group, dtype=self.dtype)
+
+    def _graphed(self) -> Model:
+        """Surround the model with what replays its decode steps, where that is of use."""
+        if captures_graphs(self._config, self._spec, self.device) and has_definition(self._spec):
+            groups = self._spec.kv_cache_groups()
+            group_of_layer = {layer: n for n, group in enumerate(groups) for layer in group.layers}
+            block_size = self._config.cache.block_size
+            return GraphedModel(
+                self.model,
+                [group_of_layer.get(index, 0) for index in range(self._spec.num_hidden_layers)],
+                max_num_seqs=self._config.scheduler.max_num_seqs,
+                max_blocks=-(-self._max_model_len // block_size),
+                block_size=block_size,
+                device=self.device,
+                maker=CudaGraphMaker(),
+            )
+        return self.model
 
     def _offload(self) -> Offload | None:
         """What of the weights stays in host memory; `check_offload` has seen to the device."""

@@ -58,6 +58,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "weights, to measure a model of which only config.json and tokenizer are there."
         ),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool,
+        Meta(description="Launch each kernel of a decode step, and capture no graphs of it."),
+    ] = False
     max_model_len: Annotated[
         PositiveInt | Literal["auto"] | None,
         Meta(

@@ -35,7 +35,6 @@ ALWAYS = {
 ABSENT = {
     "--disable-fastapi-docs": "there are no such pages; /openapi.json is there",
     "--enable-lora": "there are no adapters yet",
-    "--enforce-eager": "no graphs are captured that it could switch off",
     "--hf-overrides": "edit a copy of the model's config.json",
     "--hf-token": "set HF_TOKEN in the environment",
     "--lora-modules": "there are no adapters yet",
