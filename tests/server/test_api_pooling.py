@@ -13,6 +13,13 @@ import httpx
 import openai
 import pytest
 
+from octavo_server.api.pooling_answers import (
+    ClassificationAnswer,
+    EmbeddingAnswer,
+    PoolingAnswer,
+    RerankAnswer,
+    ScoreAnswer,
+)
 from support.front import FrontUnderTest
 from support.scripted_pooling import CLASSIFIER, CROSS_ENCODER, EMBEDDER, normalized, vector_of
 
@@ -64,6 +71,12 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnd
 def _ids(front: FrontUnderTest, text: str) -> list[int]:
     tokens: list[int] = front.post("/tokenize", {"prompt": text}).json()["tokens"]
     return tokens
+
+
+def _count(front: FrontUnderTest, name: str, label: str = "") -> float:
+    text = httpx.get(f"{front.url}/metrics", verify=False).text
+    lines = [line for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if label in line)
 
 
 def _embeddings(front: FrontUnderTest, **body: Any) -> list[Any]:
@@ -262,14 +275,41 @@ def test_deadlines_and_the_line(embedder: FrontUnderTest) -> None:
     assert len(_embeddings(embedder, input=["a"] * 64)) == 64
 
 
+def test_a_client_that_leaves_takes_its_texts_along(embedder: FrontUnderTest) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{embedder.url}/v1/embeddings",
+            json={"input": ["slow"] * 60},
+            timeout=httpx.Timeout(20, read=0.5),
+            verify=False,
+        )
+    while not _count(embedder, "request_success_total", "abort"):
+        time.sleep(0.05)
+    assert len(_embeddings(embedder, input=["a"] * 64)) == 64
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/v1/embeddings", EmbeddingAnswer),
+        ("/pooling", PoolingAnswer),
+        ("/score", ScoreAnswer),
+        ("/rerank", RerankAnswer),
+    ],
+)
+def test_answers_have_the_shape_that_is_told(
+    embedder: FrontUnderTest, path: str, answer: Any
+) -> None:
+    answer.model_validate(embedder.post(path, POOLING_PATHS[path]).json(), strict=True)
+
+
 def test_metrics_count_the_texts(classifier: FrontUnderTest) -> None:
     def count(name: str) -> float:
-        text = httpx.get(f"{classifier.url}/metrics", verify=False).text
-        lines = [line for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+        return _count(classifier, name)
 
     before = count("prompt_tokens_total"), count("request_success_total")
-    classifier.post("/classify", {"input": ["abc", "de"]})
+    answer = classifier.post("/classify", {"input": ["abc", "de"]}).json()
+    ClassificationAnswer.model_validate(answer, strict=True)
     assert count("prompt_tokens_total") == before[0] + 5
     assert count("request_success_total") == before[1] + 2
     assert count("num_requests_running") == 0
