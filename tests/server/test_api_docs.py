@@ -13,6 +13,12 @@ from octavo_core.config import LimitsConfig
 from octavo_server.api import body, protocol
 from octavo_server.api.anthropic_protocol import MessagesRequest
 from octavo_server.api.completions import DEFAULT_MAX_TOKENS
+from octavo_server.api.pooling_protocol import (
+    ClassificationRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from octavo_server.api.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from octavo_server.api.responses_protocol import ResponsesRequest
 
@@ -45,6 +51,14 @@ def test_every_field_has_its_row(table: str, model: Any) -> None:
 def test_every_field_of_the_other_apis_is_told(title: str, model: Any) -> None:
     told = set(re.findall(r"`(\w+)", SECTIONS[title]))
     assert set(model.model_fields) - told - {"model", "stream_options"} == set()
+
+
+@pytest.mark.parametrize(
+    "model", [PoolingRequest, ClassificationRequest, ScoreRequest, RerankRequest]
+)
+def test_every_field_of_pooling_is_told(model: Any) -> None:
+    told = set(re.findall(r"`(\w+)", SECTIONS["Embeddings and scores"]))
+    assert set(model.model_fields) - told == set()
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,10 @@ def front_that_keeps_everything() -> EngineTarget:
 
     RequestLedger.add = leak  # type: ignore[method-assign]
     return run_scripted_engine
+
+
+def run_pooling() -> EngineTarget:
+    """An engine that pools texts."""
+    from support.scripted_pooling import run_scripted_pooling
+
+    return run_scripted_pooling

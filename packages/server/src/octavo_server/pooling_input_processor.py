@@ -78,6 +78,7 @@ class PoolingInputProcessor(InputProcessor):
         super().__init__(tokenizer, spec, max_model_len, scheduling_policy)
         self.pooler = pooler
         self._hidden_size = spec.hidden_size
+        self._tells_texts_apart = spec.type_vocab_size > 1
 
     @property
     def longest_text(self) -> int:
@@ -168,7 +169,8 @@ class PoolingInputProcessor(InputProcessor):
         if limit is not None and len(token_ids) > limit:
             others = len(token_ids) - self.num_tokens(second)
             token_ids, start = self._shorten(second, others, limit, "right", encode)
-        return self._request(request_id, token_ids, start, options, fields[1])
+        second_segment = start if self._tells_texts_apart else 0
+        return self._request(request_id, token_ids, second_segment, options, fields[1])
 
     def num_tokens(self, text: str) -> int:
         """Count a text's tokens, without special ones."""

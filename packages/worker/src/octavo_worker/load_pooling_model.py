@@ -13,10 +13,10 @@ from octavo_core.errors import ModelError
 from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import ModelSpec
 from octavo_core.pooler_spec import PoolerSpec
+from octavo_worker.layers.classification_heads import Head, head_layout, make_head
 from octavo_worker.loading import WeightForm
 from octavo_worker.loading.load_weights import load_layout
 from octavo_worker.models.bert import BertModel, RobertaModel
-from octavo_worker.models.classification_heads import Head, head_layout, make_head
 from octavo_worker.models.model import Model
 from octavo_worker.models.registry import MODELS
 

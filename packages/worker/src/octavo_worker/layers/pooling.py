@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from octavo_core.pooler_spec import PoolerSpec, PoolingType, ScoreActivation
 from octavo_core.pooling_params import PooledOutput, PoolingParams
-from octavo_worker.models.classification_heads import Head
+from octavo_worker.layers.classification_heads import Head
 
 _ACTIVATIONS: dict[ScoreActivation, Callable[[Tensor], Tensor]] = {
     "identity": lambda scores: scores,
