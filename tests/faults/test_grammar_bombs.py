@@ -23,7 +23,7 @@ LONGEST_PAUSE = 0.2
 # much later.
 REFUSED_WITHIN_SUITE = 60.0
 
-NEIGHBOUR = {"prompt": "slow and steady, " * 8, "max_tokens": 100, "temperature": 0}
+NEIGHBOUR = {"prompt": "slow and steady, " * 8, "max_tokens": 136, "temperature": 0}
 PRIMES = (9973, 9967, 9949, 9941, 9931, 9929, 9923, 9907)
 
 
@@ -60,12 +60,13 @@ async def check(target: Target, rounds: int = 3, refused_within: float = REFUSED
             alone = await stream(client, target, NEIGHBOUR)
             quiet.append(alone.longest_pause)
             for body in bombs(number):
-                bomb = asyncio.create_task(send(body))
-                while not bomb.done():
-                    beside = await stream(client, target, NEIGHBOUR)
-                    loud.append(beside.longest_pause)
-                    assert beside.same_as(alone)
-                await bomb
+                begun = asyncio.Event()
+                neighbour = asyncio.create_task(stream(client, target, NEIGHBOUR, begun.set))
+                await begun.wait()
+                await send(body)
+                beside = await neighbour
+                loud.append(beside.longest_pause)
+                assert beside.same_as(alone)
     figures = {
         "bombs": len(refusals),
         "slowest refusal in seconds": max(refusals),
