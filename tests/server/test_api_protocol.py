@@ -9,14 +9,18 @@ import pytest
 from pydantic import BaseModel, Field
 
 from octavo_server.api.anthropic_protocol import CountTokensRequest, MessagesRequest
-from octavo_server.api.protocol import (
+from octavo_server.api.chat_protocol import (
     ChatCompletionRequest,
+)
+from octavo_server.api.protocol import (
     CompletionRequest,
-    DetokenizeRequest,
     StrictModel,
-    TokenizeRequest,
 )
 from octavo_server.api.responses_protocol import ResponsesRequest
+from octavo_server.api.tokenize_protocol import (
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 
 
 def unbounded_fields(model: type[BaseModel]) -> list[str]:
