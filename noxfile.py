@@ -2,7 +2,8 @@
 
     nox -s serve -- --port 8001        install what is needed and serve the starter model
     nox -s chat                        chat with it in this terminal
-    nox -s tests -- tests/core -k pool run the tests, or some of them
+    nox -s tests                       run the tests, a file of them on each core
+    nox -s tests -- tests/core -k pool run some of them, one after the other
     nox -s "alone(core)"               run one package's tests with its own dependencies only
     nox -s triton                      test the GPU kernels without a GPU
     nox -s ray                         test workers in a Ray cluster of two nodes
@@ -29,11 +30,13 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -50,7 +53,14 @@ BUILD_BACKEND = ("hatchling", "editables")
 # Libraries that people talk to servers with. Their dependencies are many, and none of ours; they
 # are not pinned, for what people install today is what has to work.
 CLIENTS = ("instructor", "langchain-openai", "litellm")
-TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
+# Whole files, so that what a file's tests share is started once, and in the order of their names:
+# so the heavy ones of tests/e2e and tests/faults are not left for the end. Most tests keep one
+# core busy or wait for a process; with more processes than cores, those that wait time out.
+ON_ALL_CORES = (
+    *("-n", str(min(os.cpu_count() or 1, 4))),
+    *("--dist", "loadfile", "--no-loadscope-reorder"),
+)
 # The oldest triton that is supported and the newest, with the numpy that its interpreter takes.
 TRITONS = {
     "3.6.0": ("triton==3.6.0", "numpy<2.4"),
@@ -82,6 +92,10 @@ TEST_EXTRAS = {
     "client": (),
 }
 
+# What pip-audit asks for each package, here for one that is known to have advisories: a mirror may
+# answer without having any, and all would seem well.
+ADVISORIES = "https://pypi.org/pypi/jinja2/2.10/json"
+
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["tests"]
 nox.options.reuse_venv = "yes"
@@ -107,7 +121,9 @@ def chat(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests: `nox -s tests -- [arguments of pytest]`."""
     environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
-    session.run(python_of(environment), "-m", "pytest", *session.posargs, external=True)
+    # Who looks for something wants it to be the only one that runs, and to see what it prints.
+    arguments = session.posargs or ON_ALL_CORES
+    session.run(python_of(environment), "-m", "pytest", *arguments, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -119,7 +135,8 @@ def sim(session: nox.Session) -> None:
     options = parser.parse_args(session.posargs)
     environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
     session.run(
-        *(python_of(environment), "-m", "pytest", "-q", "-x", "tests/core/test_simulation.py"),
+        *(python_of(environment), "-m", "pytest", "-q", "-x", *ON_ALL_CORES[:2]),
+        *("--dist", "load", "tests/core/test_simulation.py"),
         env={
             "OCTAVO_SIMULATION_SEEDS": str(options.seeds),
             "OCTAVO_SIMULATION_FIRST": str(options.first),
@@ -170,7 +187,13 @@ def mutants(session: nox.Session) -> None:
 @nox.session(venv_backend="virtualenv")
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def alone(session: nox.Session, package: str) -> None:
-    """Run one package's tests with that package and what it declares, and nothing else."""
+    """Run one package's tests with that package and what it declares, and nothing else.
+
+    That it works is what `tests` shows. This shows that nothing of it works only because
+    another package, or something that only another one declares, happens to be there. The
+    server needs all the others, so its environment has what that of `tests` has: what is left
+    to show is that it installs, imports and starts.
+    """
     arguments = [*editable(with_siblings(package)), *TEST_TOOLS, *TEST_EXTRAS[package]]
     install_once(
         Path(session.virtualenv.location),
@@ -182,7 +205,7 @@ def alone(session: nox.Session, package: str) -> None:
         session.run("python", "-c", TORCH_IS_ABSENT)
     # The whole of the simulation is in `tests`; here it only has to run.
     session.run(
-        *("python", "-m", "pytest", f"tests/{package}", *session.posargs),
+        *("python", "-m", "pytest", "-q", *ON_ALL_CORES, *alone_tests(package), *session.posargs),
         env={"OCTAVO_SIMULATION_SEEDS": "100"},
     )
 
@@ -236,6 +259,7 @@ def soak(session: nox.Session) -> None:
 @nox.session(venv_backend="virtualenv")
 def audit(session: nox.Session) -> None:
     """Look up what serving needs in the advisory database (pip-audit); needs the network."""
+    check_advisories_can_be_read(session)
     installed = python_of(shared_environment(session))
     session.install("-q", *CONSTRAINTS, "pip-audit")
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -323,6 +347,21 @@ def bench(session: nox.Session) -> None:
     name, *flags = session.posargs
     environment = shared_environment(session)
     session.run(python_of(environment), f"bench/{name}.py", *flags, external=True)
+
+
+def check_advisories_can_be_read(session: nox.Session) -> None:
+    """End the session in plain words where pip-audit would end in a traceback."""
+    try:
+        with urllib.request.urlopen(ADVISORIES, timeout=20) as answer:
+            if json.load(answer)["vulnerabilities"]:
+                return
+        reason: object = "it has no advisories"
+    except (OSError, ValueError, KeyError) as error:
+        reason = error
+    session.error(
+        f"the advisory database ({ADVISORIES}) can't be used from here: {reason}. Nothing was "
+        f"looked up; run this session where PyPI itself can be reached"
+    )
 
 
 TORCH_IS_ABSENT = """
@@ -455,6 +494,13 @@ def with_siblings(package: str) -> list[str]:
             if sibling not in found:
                 found.append(sibling)
     return found
+
+
+def alone_tests(package: str) -> list[str]:
+    """Return the tests that can fail for want of what a package does not declare."""
+    if set(with_siblings(package)) == set(PACKAGES):
+        return [f"tests/{package}/test_{name}.py" for name in ("imports", "llm", "front", "cli")]
+    return [f"tests/{package}"]
 
 
 def folders(packages: Sequence[str]) -> list[str]:

@@ -258,3 +258,9 @@ def test_docs_name_files_that_exist() -> None:
             assert (source(package) / rest).exists(), f"{page.name}: octavo_{package}/{rest}"
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_can_be_found_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for page in ROOT.glob("docs/*.md"):
+        assert f"](docs/{page.name})" in readme, page.name

@@ -5,7 +5,13 @@ from __future__ import annotations
 import threading
 import time
 
-from octavo_core.process import BEATS_PER_TIMEOUT, HeartbeatMonitor, start_heartbeat
+from octavo_core.process import (
+    BEATS_PER_TIMEOUT,
+    HeartbeatMonitor,
+    StepCounter,
+    StepMonitor,
+    start_heartbeat,
+)
 
 
 def test_a_silent_process_is_dead_after_the_timeout() -> None:
@@ -31,3 +37,25 @@ def test_beats_come_while_the_main_thread_is_busy() -> None:
         while not beats.acquire(blocking=False):  # holds the interpreter all the time
             assert time.monotonic() < end
     stopped.set()
+
+
+def test_each_step_has_its_own_number() -> None:
+    steps = StepCounter()
+    seen = [steps.running]
+    for _ in range(2):
+        with steps:
+            seen.append(steps.running)
+        seen.append(steps.running)
+    assert seen == [None, 1, None, 2, None]
+
+
+def test_one_step_may_take_so_long_and_many_may_take_longer() -> None:
+    monitor = StepMonitor(timeout=3.0, interval=0.5)
+    assert all(monitor.beat(step) for step in (1, 1, 1, 1, 2, 2, 2, 2, 2, None, None) * 3)
+    assert all(monitor.beat(None) for _ in range(100))
+    assert [monitor.beat(7) for _ in range(8)] == [True] * 7 + [False]  # 6 intervals and a beat
+
+
+def test_a_step_without_a_limit() -> None:
+    monitor = StepMonitor(timeout=0, interval=0.5)
+    assert all(monitor.beat(7) for _ in range(10_000))

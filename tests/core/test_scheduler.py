@@ -541,3 +541,20 @@ def test_one_request_alone_goes_through_a_pipeline_step_by_step() -> None:
     steps = [scheduler.schedule() for _ in range(4)]
     # A prompt's pieces need no token, so each stage has one; then it waits.
     assert [step and step.num_scheduled_tokens for step in steps] == [[4], [4], [4], None]
+
+
+def test_decodes_beyond_the_budget_wait_for_the_next_step() -> None:
+    """With more steps in flight than stages, a stage's share can be more than a step holds."""
+    config = SchedulerConfig(max_num_batched_tokens=2, max_num_seqs=8)
+    scheduler = Scheduler(config, BlockManager(100, 4), 1000, num_stages=2)
+    for number in range(6):
+        scheduler.add_request(make_request(f"request {number}", 1, max_tokens=3))
+    for step in [scheduler.schedule() for _ in range(3)]:
+        scheduler.update_from_output(ModelRunnerOutput(step.step_id, [7, 7]))
+    step = scheduler.schedule()
+    assert (step.slots, step.num_computed_tokens) == ([0, 1], [1, 1])
+    assert [request.num_computed_tokens for request in scheduler.running] == [2, 2, 1, 1, 1, 1]
+    scheduler.update_from_output(ModelRunnerOutput(step.step_id, [7, 7]))
+    while scheduler.has_unfinished_requests():
+        run_step(scheduler)
+    assert scheduler.blocks.pool.num_used == 0

@@ -13,7 +13,7 @@ from support.prompts import PROMPTS
 
 pytestmark = pytest.mark.timeout(600)
 
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def answers(path: Path, **settings: Any) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from support.server import running_server
+from support.server import Server, running_server
 
 VOCAB_SIZE = 260
 
@@ -43,23 +44,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_folder(folder: Path, tmp_path: Path) -> None:
-    with running_server(str(folder), "--served-model-name", "tiny", log=tmp_path / "log") as server:
-        body = {
-            "model": "tiny",
-            "prompt": "hello there",
-            "max_tokens": 40,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
-        request = urllib.request.Request(
-            f"{server.url}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as response:
-            choice = json.load(response)["choices"][0]
+@pytest.fixture(scope="module")
+def tiny_server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("tiny-server") / "log"
+    with running_server(str(folder), "--served-model-name", "tiny", log=log) as server:
+        yield server
+
+
+def test_folder(folder: Path, tiny_server: Server) -> None:
+    body = {
+        "model": "tiny",
+        "prompt": "hello there",
+        "max_tokens": 40,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    request = urllib.request.Request(
+        f"{tiny_server.url}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        choice = json.load(response)["choices"][0]
     prompt_ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("hello there").ids
     assert choice["prompt_token_ids"] == prompt_ids
     reference = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -70,16 +77,13 @@ def test_folder(folder: Path, tmp_path: Path) -> None:
     assert choice["token_ids"] == expected[0, len(prompt_ids) :].tolist()
 
 
-def test_chat_without_a_template_is_refused_and_completions_work(
-    folder: Path, tmp_path: Path
-) -> None:
-    with running_server(str(folder), log=tmp_path / "log") as server:
-        body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
-        request = urllib.request.Request(
-            f"{server.url}/v1/chat/completions", body, {"Content-Type": "application/json"}
-        )
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=60)
-        error = json.load(refused.value)["error"]
-        assert refused.value.code == 400
-        assert "chat template" in error["message"]
+def test_chat_without_a_template_is_refused(tiny_server: Server) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+    request = urllib.request.Request(
+        f"{tiny_server.url}/v1/chat/completions", body, {"Content-Type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    error = json.load(refused.value)["error"]
+    assert refused.value.code == 400
+    assert "chat template" in error["message"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import socket
 import struct
@@ -26,6 +27,7 @@ from support.faults import (
     http_client,
     mixed_bodies,
     run_as_command,
+    stream,
     stream_all,
 )
 
@@ -106,11 +108,26 @@ async def test_a_storm_of_disconnects(start_front: Any, count: int) -> None:
                 break
         assert [(await task).status_code for task in full] == [200, 200]
     assert refused.status_code == 429
+    async with http_client() as client:
+        await assert_all_counted(client, target)
     # A drain waits for open requests, and there are none.
     started = time.monotonic()
     assert await asyncio.to_thread(front.stop) == 0
     assert time.monotonic() - started < 10
     assert "Traceback" not in front.stderr
+
+
+async def assert_all_counted(client: httpx.AsyncClient, target: Target) -> None:
+    """Each answer that was begun has ended once, and nothing runs or waits."""
+    lines = (await client.get(target.url + "/metrics")).text.splitlines()
+    samples = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+
+    def total(name: str) -> float:
+        return sum(float(value) for key, _, value in samples if key.partition("{")[0] == name)
+
+    assert total("vllm:request_success_total") == total("vllm:request_params_n_sum") > 0
+    assert total("vllm:num_requests_running") == total("vllm:num_requests_waiting") == 0
+    assert total("vllm:kv_cache_usage_perc") == 0
 
 
 async def post(client: httpx.AsyncClient, target: Target, body: dict[str, Any]) -> httpx.Response:
@@ -180,6 +197,142 @@ def is_cut(sock: socket.socket, within: float = 20.0) -> bool:
         if not any(int(end[2].split(":")[1], 16) == port and end[3] == "01" for end in ends):
             return True
         time.sleep(0.05)
+    return False
+
+
+# Echoes that the engine has no work with: 0.8 MB at once, for a reader that does not read.
+ECHO = {"prompt": "x" * 8000, "max_tokens": 0, "echo": True, "n": 100}
+
+
+async def compare_beside_stalled(
+    target: Target,
+    other: Target,
+    num_stalled: int,
+    rounds: int,
+    per_round: int,
+    *,
+    wait: bool = True,
+) -> Figures:
+    """Stall readers of one server, and time short streams of it and of one without, in turn."""
+    bodies = [ECHO] * (num_stalled - 2) + [FLOOD] * 2
+    stalled = [stalled_socket(target, body) for body in bodies]
+    times: dict[str, list[float]] = {target.url: [], other.url: []}
+    try:
+        if wait:
+            await until_idle(target)
+        async with http_client() as client:
+            for number in range(rounds):
+                for one in (target, other) if number % 2 else (other, target):
+                    for _ in range(per_round):
+                        started = time.monotonic()
+                        answer = await stream(client, one, mixed_bodies(1, 4)[0])
+                        times[one.url].append(time.monotonic() - started)
+                        assert answer.error is None
+        assert not any(is_closed(sock) for sock in stalled), "they were to be there all the time"
+    finally:
+        for sock in stalled:
+            sock.close()
+    beside, alone = (sorted(times[one.url]) for one in (target, other))
+    figures = {"stalled readers": float(num_stalled), "requests": float(len(beside))}
+    for name, share in (("lower quartile", 0.25), ("median", 0.5), ("p99", 0.99)):
+        figures[name + " ratio"] = percentile(beside, share) / percentile(alone, share)
+    # What this machine makes of two halves of the same.
+    halves = sorted(percentile(sorted(times[other.url][i::2]), 0.99) for i in range(2))
+    figures["p99 ratio without any"] = halves[1] / halves[0]
+    return figures
+
+
+async def until_idle(target: Target, within: float = 60.0) -> None:
+    """Wait until a front has nothing to do: between two probes it hardly computes."""
+    deadline = time.monotonic() + within
+    num_quiet = 0
+    async with http_client() as client:
+        while num_quiet < 3:
+            assert time.monotonic() < deadline
+            await client.get(target.url + "/health")
+            before = cpu_seconds(target.pid)
+            await asyncio.sleep(0.3)
+            await client.get(target.url + "/health")
+            num_quiet = num_quiet + 1 if cpu_seconds(target.pid) - before < 0.03 else 0
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, round(share * len(ordered)))]
+
+
+def is_closed(sock: socket.socket) -> bool:
+    return is_cut(sock, within=0.01)
+
+
+@pytest.mark.parametrize(("num_stalled", "rounds"), [(20, 2), pytest.param(50, 20, marks=LONG)])
+async def test_readers_that_stall_slow_nobody_down(
+    start_front: Any, num_stalled: int, rounds: int
+) -> None:
+    """The quick one compares quartiles, for the 99th percentile of a busy machine is its own."""
+    target = long_front(start_front, write_timeout=600.0)
+    figures = await compare_beside_stalled(
+        target, long_front(start_front), num_stalled, rounds, per_round=15
+    )
+    print(figures)
+    assert figures["lower quartile ratio"] < 1.5, figures
+    if rounds >= 20:
+        assert figures["p99 ratio"] < max(1.1, figures["p99 ratio without any"]), figures
+
+
+async def test_a_control_that_looks_after_its_stalled_readers_is_noticed(start_front: Any) -> None:
+    """A server that asks each of them again and again has no time for the others."""
+    front = start_front("front_that_polls_readers", model={"max_position_embeddings": 8192})
+    target = Target(front.wait_ready().url, front.process.pid)
+    figures = await compare_beside_stalled(
+        target, long_front(start_front), 20, rounds=2, per_round=3, wait=False
+    )
+    assert figures["lower quartile ratio"] > 1.5, figures
+
+
+async def test_a_crowd_that_sends_a_byte_now_and_then(start_target: Any) -> None:
+    """X11: 200 connections that never finish a header hold nothing for long."""
+    target = start_target(request_header_timeout=2.0)
+    assert await slow_crowd(target, within=20.0) == 0
+    async with http_client() as client:
+        assert (await client.get(target.url + "/health")).status_code == 200
+
+
+async def test_a_control_that_waits_for_each_header_is_noticed(start_target: Any) -> None:
+    assert await slow_crowd(start_target(request_header_timeout=0), within=4.0) == 200
+
+
+async def slow_crowd(target: Target, within: float, count: int = 200) -> int:
+    """Send headers byte by byte, with probes in between; return how many live on."""
+    sockets = [socket.create_connection(address_of(target)) for _ in range(count)]
+    open_ones = list(sockets)
+    deadline = time.monotonic() + within
+    async with http_client() as client:
+        for sock in sockets:
+            sock.setblocking(False)
+            sock.send(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        while open_ones and time.monotonic() < deadline:
+            open_ones = [sock for sock in open_ones if takes_a_byte(sock)]
+            assert (await client.get(target.url + "/health")).status_code == 200
+            await asyncio.sleep(0.1)
+    for sock in sockets:
+        sock.close()
+    return len(open_ones)
+
+
+def takes_a_byte(sock: socket.socket) -> bool:
+    """Send one more; False once the other end has answered or is gone."""
+    try:
+        sock.send(b"y")
+        sock.recv(1)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
     return False
 
 

@@ -176,6 +176,41 @@ async def crash(target: Target) -> None:
     await wait_for_status(target, 200, within=20.0)
 
 
+async def check_totals(target: Target) -> None:
+    """Kill the engine; what /metrics had counted only grows."""
+    await stream_all(target, mixed_bodies(4, 8))
+    before = await totals_of(target)
+    assert before["vllm:prefix_cache_queries_total"] > 0
+    await crash(target)
+    after = await totals_of(target)
+    assert after.pop("vllm:engine_restarts_total") == before.pop("vllm:engine_restarts_total") + 1
+    assert all(after[name] >= value for name, value in before.items()), (before, after)
+    await stream_all(target, mixed_bodies(4, 8))
+    more = await totals_of(target)
+    assert more["vllm:prefix_cache_queries_total"] > before["vllm:prefix_cache_queries_total"]
+
+
+async def totals_of(target: Target) -> dict[str, float]:
+    """The counters of /metrics, over all labels."""
+    totals: dict[str, float] = {}
+    async with http_client() as client:
+        for line in (await client.get(target.url + "/metrics")).text.splitlines():
+            name = line.partition("{")[0]
+            if name.endswith("_total") and not line.startswith("#"):
+                totals[name] = totals.get(name, 0.0) + float(line.split()[-1])
+    return totals
+
+
+async def test_counters_never_go_back(start_target: Any) -> None:
+    await check_totals(start_target())
+
+
+async def test_a_control_that_counts_from_zero_is_noticed(start_target: Any) -> None:
+    target = start_target("front_that_begins_to_count_again")
+    with pytest.raises(AssertionError, match="prefix_cache_queries"):
+        await check_totals(target)
+
+
 async def test_three_crashes_end_the_server(start_front: Any, body: dict[str, Any]) -> None:
     front = start_front().wait_ready()
     target = Target(front.url, front.process.pid)

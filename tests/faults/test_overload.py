@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from support.faults import (
+    LONG,
     Figures,
     Target,
     http_client,
@@ -114,6 +115,68 @@ async def test_ten_times_the_load_and_all_that_is_taken_is_served(start_target: 
     assert len(served) >= 16
     assert all(answer.same_as(expected[index]) for index, answer in served)
     assert {answer.status for answer in answers} == {200, 429}
+
+
+# A step of two takes 40 ms, and so an answer a second: hardly any of the machine is needed.
+PACED = {"prompt": "slow" * 7, "max_tokens": 24, "temperature": 0, "timeout": 8.0}
+CAPACITY = 2
+
+
+MISTAKEN = PACED | {"temperature": "hot"}
+
+
+async def goodput(target: Target, bodies: list[dict[str, Any]], seconds: float) -> float:
+    """Tokens a second of the answers that were in time, for a client for each of `bodies`.
+
+    Clients come again at once, or after a refusal when the server tells them to.
+    """
+    num_tokens = 0
+    started = time.monotonic()
+
+    async def come_again(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+        nonlocal num_tokens
+        while time.monotonic() - started < seconds:
+            answer = await complete(client, target, body)
+            if answer.status_code == 200:
+                num_tokens += answer.json()["usage"]["completion_tokens"]
+            else:
+                await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
+
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+        await asyncio.gather(*(come_again(client, body) for body in bodies))
+    return num_tokens / (time.monotonic() - started)
+
+
+async def check_goodput(target: Target, seconds: float = 12.0, rounds: int = 2) -> Figures:
+    """Send what the server can do and ten times that, in turn.
+
+    What refusals cost a machine that is busy with other things is not the question, so that in the
+    first case there are as many clients: their requests are refused, too, for a mistake.
+    """
+    fitting = [PACED] * CAPACITY + [MISTAKEN] * (9 * CAPACITY)
+    peak, overloaded = [], []
+    for _ in range(rounds):
+        peak.append(await goodput(target, fitting, seconds))
+        overloaded.append(await goodput(target, [PACED] * (10 * CAPACITY), seconds))
+    figures = {
+        "tokens a second": statistics.mean(peak),
+        "at ten times the load": statistics.mean(overloaded),
+    }
+    assert statistics.mean(overloaded) >= 0.9 * statistics.mean(peak), figures
+    return figures
+
+
+@LONG
+async def test_goodput_at_ten_times_the_load(start_target: Any) -> None:
+    """Twenty come where two are served at a time, and two wait."""
+    print(await check_goodput(start_target(max_num_seqs=CAPACITY, max_num_queued_reqs=4)))
+
+
+@LONG
+async def test_a_control_that_takes_all_is_noticed(start_target: Any) -> None:
+    """Without a bound each waits so long that its time is up when its turn comes."""
+    with pytest.raises(AssertionError, match="ten times"):
+        await check_goodput(start_target(max_num_seqs=CAPACITY), rounds=1)
 
 
 async def test_a_deadline_is_a_504(start_target: Any) -> None:

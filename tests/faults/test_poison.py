@@ -22,13 +22,14 @@ from support.front import FrontUnderTest
 NUM_STREAMS = 32
 MEMORY = 40  # requests in a step that still fit
 STAGES = {666: "prepare", 667: "forward", 668: "sample"}
+OVERSIZED = 669
 
 
 @pytest.fixture(scope="module")
 def faulty_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
     """The starter model, with a fault for each of `STAGES`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, json.dumps({**STAGES, "memory": MEMORY}))
+        patch.setenv(VARIABLE, json.dumps({**STAGES, OVERSIZED: "oversized", "memory": MEMORY}))
         front = FrontUnderTest(
             tmp_path_factory.mktemp("front"), "run_faulty_engine", model="", max_model_len=256
         )
@@ -78,6 +79,17 @@ async def test_steps_that_run_out_of_memory_are_divided(
     together = await stream_all(target, bodies)
     assert "OutOfMemoryError" in faulty_front.stderr
     assert all(got.same_as(expected) for got, expected in zip(together, alone, strict=True))
+
+
+async def test_a_request_that_fits_nowhere_fails_alone(target: Target) -> None:
+    """It runs out of memory by itself, too, so that the others finish without it."""
+    bodies = mixed_bodies(7, 8)
+    alone = await stream_all(target, bodies)
+    *others, culprit = await stream_all(target, [*bodies, poison(OVERSIZED)])
+    assert all(got.same_as(expected) for got, expected in zip(others, alone, strict=True))
+    assert culprit.status == 500
+    assert culprit.error is not None
+    assert "OutOfMemoryError" in culprit.error["message"]
 
 
 async def test_the_engine_is_the_same_one_afterwards(target: Target) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.faults import LONG, Figures, Target, run_as_command, stream_all
+from support.faults import LONG, Figures, Target, mixed_bodies, run_as_command, stream_all
 from support.server import children_of, is_running, running_server
 
 FORCED_WITHIN = 2.0
@@ -141,6 +141,26 @@ def test_a_real_server_forced_in_the_middle_of_steps(tmp_path: Path) -> None:
     flags = ("--distributed-executor-backend", "mp", "--max-model-len", "2048")
     with running_server(*flags, log=tmp_path / "log") as server:
         asyncio.run(check(Target(server.url, server.process.pid)))
+
+
+@LONG
+async def test_a_front_that_is_killed_in_the_middle_of_steps(tmp_path: Path) -> None:
+    """Engine and workers notice, whatever they are at."""
+    flags = ("--distributed-executor-backend", "mp", "--max-model-len", "512")
+    with running_server(*flags, log=tmp_path / "log") as server:
+        pids = server.processes
+        assert len(pids) >= 3
+        begun = asyncio.Event()
+        bodies = mixed_bodies(8, 200)
+        running = asyncio.create_task(
+            stream_all(Target(server.url, server.process.pid), bodies, begun.set)
+        )
+        await begun.wait()
+        server.process.kill()
+        started = time.monotonic()
+        await asyncio.to_thread(wait_gone, pids)
+        print("seconds until all were gone:", time.monotonic() - started)
+        await asyncio.gather(running, return_exceptions=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Promise: a process that is stopped is noticed within 10 s, and one that computes is left alone.
 
-A stopped process is alive, holds its sockets open, and does nothing (M01).
+A stopped process is alive, holds its sockets open, and does nothing (M01). One whose device hangs
+even gives signs of life; what it does not do is end its step.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ from support.front import FrontUnderTest
 from support.server import running_server
 
 NOTICED_WITHIN = 10.0
+STEP_TIMEOUT = 3.0
 
 
-async def check(target: Target, title: str = "octavo: engine") -> Figures:
-    """Stop the engine or a worker under streams; they go on in another one."""
+async def check(
+    target: Target, title: str = "octavo: engine", signal_number: int = signal.SIGSTOP
+) -> Figures:
+    """Stop the engine or a worker under streams, or kill it; they go on in another one."""
     bodies = mixed_bodies(4, 32)
     undisturbed = await stream_all(target, bodies)
     started = asyncio.Event()
     running = asyncio.create_task(stream_all(target, bodies, started.set))
     await started.wait()
-    target.kill(title, signal.SIGSTOP)
+    target.kill(title, signal_number)
     noticed = await wait_for_status(target, 503, within=NOTICED_WITHIN)
     async with http_client() as client:
         assert (await client.get(target.url + "/health")).status_code == 503
@@ -61,9 +65,18 @@ async def test_a_stopped_engine(start_target: Any) -> None:
 async def test_a_stopped_worker(tmp_path: Path) -> None:
     flags = ("--distributed-executor-backend", "mp", "--max-model-len", "512")
     with running_server(*flags, log=tmp_path / "log") as server:
-        await check(Target(server.url, server.process.pid), "octavo: worker 0")
+        print(await check(Target(server.url, server.process.pid), "octavo: worker 0"))
         assert "worker 0" in server.log
         assert "no sign of life" in server.log
+
+
+@LONG
+async def test_a_killed_worker(tmp_path: Path) -> None:
+    flags = ("--distributed-executor-backend", "mp", "--max-model-len", "512")
+    with running_server(*flags, log=tmp_path / "log") as server:
+        target = Target(server.url, server.process.pid)
+        print(await check(target, "octavo: worker 0", signal.SIGKILL))
+        assert "worker 0" in server.log
 
 
 async def test_a_control_without_a_heartbeat_is_noticed(start_target: Any) -> None:
@@ -76,6 +89,34 @@ async def test_a_control_without_a_heartbeat_is_noticed(start_target: Any) -> No
     finally:
         target.kill("octavo: engine", signal.SIGCONT)
     assert target.process("octavo: engine") == pid
+
+
+HANGING = {"prompt": "hang on a moment, or for ever", "max_tokens": 20, "temperature": 0}
+
+
+async def test_an_engine_that_hangs_in_a_step(start_target: Any) -> None:
+    """Its request is found at its second hang, and all others go on."""
+    target = start_target(step_timeout=STEP_TIMEOUT)
+    bodies = mixed_bodies(8, 32)
+    undisturbed = await stream_all(target, bodies)
+    engine = target.process("octavo: engine")
+    running = asyncio.create_task(stream_all(target, [*bodies, HANGING]))
+    await wait_for_status(target, 503, within=STEP_TIMEOUT + NOTICED_WITHIN)
+    *answers, culprit = await running
+    assert all(got.same_as(expected) for got, expected in zip(answers, undisturbed, strict=True))
+    assert culprit.error is not None
+    assert "twice" in culprit.error["message"]
+    await wait_for_status(target, 200, within=20.0)
+    assert target.process("octavo: engine") != engine
+
+
+async def test_a_control_that_waits_for_ever_is_noticed(start_target: Any) -> None:
+    target = start_target(step_timeout=0)
+    running = asyncio.create_task(stream_all(target, [HANGING]))
+    with pytest.raises(AssertionError, match="is not 503"):
+        await wait_for_status(target, 503, within=STEP_TIMEOUT + 2.0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.fixture

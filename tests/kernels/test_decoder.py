@@ -4,10 +4,6 @@ import pytest
 import torch
 
 from octavo_kernels import (
-    AttentionMetadata,
-    Decoder,
-    DecoderLayer,
-    concatenate_weights,
     embed_tokens,
     pack_dense_weight,
     pack_weight,
@@ -15,100 +11,15 @@ from octavo_kernels import (
     unpack_weight,
 )
 from octavo_kernels.cpu import threads
+from support.tiny_decoder import BLOCK_SIZE, HEAD_DIM, HIDDEN, make_batch, make_caches, make_decoder
 from support.weights import GGUF_BLOCKS, gguf_weight
-
-NUM_LAYERS, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 2, 96, 160, 6, 2, 16
-BLOCK_SIZE, NUM_BLOCKS = 8, 40
-
-
-def _weight(kind, rows, inputs):
-    weight = torch.randn(rows, inputs) * inputs**-0.5
-    if kind in ("f32", "bf16"):
-        return pack_dense_weight(weight if kind == "f32" else weight.bfloat16())
-    return quantize_weight(weight, kind)
-
-
-def _layer(kinds, bias=False, head_norms=False):
-    """Make a layer; `kinds` are those of queries and keys, values, output, gate and up, down."""
-    query, value, output, gate, down = kinds
-    sizes = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)
-    q, k = (_weight(query, size, HIDDEN) for size in sizes[:2])
-    v = _weight(value, sizes[2], HIDDEN)
-    qkv = [concatenate_weights([q, k, v])] if query == value else [concatenate_weights([q, k]), v]
-    return DecoderLayer(
-        input_norm=torch.rand(HIDDEN) + 0.5,
-        qkv=qkv,
-        qkv_bias=[torch.randn(part.shape[0]) for part in qkv] if bias else None,
-        output=_weight(output, HIDDEN, HEADS * HEAD_DIM),
-        output_bias=torch.randn(HIDDEN) if bias else None,
-        ffn_norm=torch.rand(HIDDEN) + 0.5,
-        gate_up=[_weight(gate, 2 * FFN, HIDDEN)],
-        down=_weight(down, HIDDEN, FFN),
-        query_norm=torch.rand(HEAD_DIM) + 0.5 if head_norms else None,
-        key_norm=torch.rand(HEAD_DIM) + 0.5 if head_norms else None,
-    )
-
-
-def _cos_sin(positions, dim):
-    angles = torch.outer(torch.arange(positions).float(), 100.0 ** -torch.linspace(0, 1, dim // 2))
-    return torch.cat((angles.cos(), angles.sin()), -1)
-
-
-def _decoder(kinds=("q4_0",) * 5, activation="silu", rotary_dim=HEAD_DIM, **options):
-    return Decoder(
-        [_layer(kinds, **options) for _ in range(NUM_LAYERS)],
-        torch.rand(HIDDEN) + 0.5,
-        HEADS,
-        KV_HEADS,
-        HEAD_DIM,
-        1e-5,
-        _cos_sin(300, rotary_dim),
-        activation,
-    )
-
-
-def _caches(dtype=torch.float32):
-    # What is not written must not matter.
-    shape = (NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-    return [
-        (torch.full(shape, 7.0, dtype=dtype), torch.full(shape, 7.0, dtype=dtype))
-        for _ in range(NUM_LAYERS)
-    ]
-
-
-def _batch(requests):
-    """Make metadata and positions of (tokens before, new tokens) of each request."""
-    starts, lengths, tables, slots, positions, used = [0], [], [], [], [], 1
-    for before, new in requests:
-        blocks = list(range(used, used + -(-(before + new) // BLOCK_SIZE)))
-        used += len(blocks)
-        tables.append(blocks)
-        starts.append(starts[-1] + new)
-        lengths.append(before + new)
-        for position in range(before, before + new):
-            positions.append(position)
-            slots.append(blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE)
-    width = max(len(table) for table in tables)
-    table = torch.zeros(len(tables), width, dtype=torch.int32)
-    for row, blocks in enumerate(tables):
-        table[row, : len(blocks)] = torch.tensor(blocks)
-    metadata = AttentionMetadata(
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor(lengths, dtype=torch.int32),
-        block_tables=table,
-        slot_mapping=torch.tensor(slots),
-        host_query_start_loc=starts,
-        host_seq_lens=lengths,
-        block_size=BLOCK_SIZE,
-    )
-    return metadata, torch.tensor(positions, dtype=torch.int32)
 
 
 def _both(decoder, requests, dtype=torch.float32):
     """Run both ways; return their results and caches."""
-    metadata, positions = _batch(requests)
+    metadata, positions = make_batch(requests)
     hidden = torch.randn(len(positions), HIDDEN)
-    ours, theirs = _caches(dtype), _caches(dtype)
+    ours, theirs = make_caches(dtype), make_caches(dtype)
     scale = HEAD_DIM**-0.5
     expected = decoder.forward_reference(hidden, positions, theirs, metadata, scale)
     result = decoder.forward(hidden.clone(), positions, ours, metadata, scale)
@@ -134,7 +45,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
 def test_one_call_equals_its_operations(requests):
-    _assert_same(*_both(_decoder(), requests))
+    _assert_same(*_both(make_decoder(), requests))
 
 
 @pytest.mark.parametrize(
@@ -150,53 +61,92 @@ def test_one_call_equals_its_operations(requests):
 )
 def test_kinds_of_weights_may_be_mixed(kinds):
     for requests in (REQUESTS["one"], REQUESTS["mixed"]):
-        _assert_same(*_both(_decoder(kinds), requests))
+        _assert_same(*_both(make_decoder(kinds), requests))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_types_of_the_cache(dtype):
-    _assert_same(*_both(_decoder(), REQUESTS["mixed"], dtype))
+    _assert_same(*_both(make_decoder(), REQUESTS["mixed"], dtype))
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
 def test_activations(activation):
-    _assert_same(*_both(_decoder(activation=activation), REQUESTS["mixed"]))
+    _assert_same(*_both(make_decoder(activation=activation), REQUESTS["mixed"]))
 
 
 def test_biases_and_norms_of_heads():
-    decoder = _decoder(bias=True, head_norms=True)
+    decoder = make_decoder(bias=True, head_norms=True)
     for requests in (REQUESTS["one"], REQUESTS["mixed"]):
         _assert_same(*_both(decoder, requests))
 
 
+FEATURES = {
+    "windows": {"windows": (20, None)},
+    "soft cap": {"soft_cap": 2.0},
+    "sinks": {"sinks": True},
+    "norms behind": {"after_norms": True},
+    "all": {
+        "windows": (None, 9),
+        "soft_cap": 5.0,
+        "sinks": True,
+        "after_norms": True,
+        "head_norms": True,
+        "activation": "gelu_tanh",
+    },
+}
+
+
+@pytest.mark.parametrize("options", FEATURES.values(), ids=FEATURES)
+def test_what_other_families_add(options):
+    decoder = make_decoder(**options)
+    for requests in (REQUESTS["one"], REQUESTS["mixed"], REQUESTS["prompt"]):
+        _assert_same(*_both(decoder, requests))
+
+
+def test_layers_may_have_block_tables_of_their_own():
+    decoder = make_decoder(windows=(None, 16))
+    metadata, positions = make_batch([(0, 30), (0, 1)])
+    other, _ = make_batch([(0, 30), (0, 1)])
+    other.block_tables.add_(5)
+    other.slot_mapping.add_(5 * BLOCK_SIZE)
+    hidden = torch.randn(31, HIDDEN)
+    ours, theirs = make_caches(), make_caches()
+    expected = decoder.forward_reference(hidden, positions, theirs, [metadata, other], 0.25)
+    result = decoder.forward(hidden.clone(), positions, ours, [metadata, other], 0.25)
+    _assert_same(result, expected, ours, theirs)
+    assert not torch.equal(ours[1][0][6], make_caches()[0][0][6])  # where the other table points
+
+
 def test_a_token_is_the_same_in_pieces_in_every_batch_and_on_any_number_of_threads():
-    decoder, scale = _decoder(), HEAD_DIM**-0.5
+    decoder, scale = make_decoder(), HEAD_DIM**-0.5
     hidden = torch.randn(45, HIDDEN)
-    metadata, positions = _batch([(0, 45)])
-    whole = decoder.forward(hidden.clone(), positions, _caches(), metadata, scale)
+    metadata, positions = make_batch([(0, 45)])
+    whole = decoder.forward(hidden.clone(), positions, make_caches(), metadata, scale)
     try:
         for num_threads in (1, 2, 3):
             threads.set_num_threads(num_threads)
-            caches, start = _caches(), 0
+            caches, start = make_caches(), 0
             for count in (1, 7, 1, 20, 16):
-                metadata, positions = _batch([(start, count)])
+                metadata, positions = make_batch([(start, count)])
                 piece = hidden[start : start + count].clone()
                 result = decoder.forward(piece, positions, caches, metadata, scale)
                 assert torch.equal(result, whole[start : start + count])
                 start += count
     finally:
         threads.set_num_threads(threads.default_num_threads())
-    metadata, positions = _batch([(0, 3), (0, 45), (0, 1)])
+    metadata, positions = make_batch([(0, 3), (0, 45), (0, 1)])
     batch = torch.cat((torch.randn(3, HIDDEN), hidden, torch.randn(1, HIDDEN)))
-    result = decoder.forward(batch, positions, _caches(), metadata, scale)
+    result = decoder.forward(batch, positions, make_caches(), metadata, scale)
     assert torch.equal(result[3:48], whole)
 
 
 def test_what_one_call_cannot_do_is_refused():
     with pytest.raises(ValueError, match="activation is 'relu'; it must be one of silu, gelu"):
-        _decoder(activation="relu")
+        make_decoder(activation="relu")
+    with pytest.raises(ValueError, match="layers rotate 16 and 32 numbers of a head"):
+        make_decoder(rotary_dim=32, windows=(None, 8))
     with pytest.raises(ValueError, match=r"rotary_dim is 8; .* must be a multiple of 16"):
-        _decoder(rotary_dim=8)
+        make_decoder(rotary_dim=8)
 
 
 @pytest.mark.parametrize("kind", [*GGUF_BLOCKS, "w8a8", "f32", "bf16", "f16"])

@@ -13,9 +13,9 @@ from support.scripted_engine import SAY_TEMPLATE
 from support.tiny_models import write_folder, write_spm
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
-    """A front for the tests of one file that only talk to it."""
+    """One front for all tests that only talk to it; who counts what it did starts another."""
     running = FrontUnderTest(
         tmp_path_factory.mktemp("front"), "run_scripted_engine", max_num_queued_reqs=64
     )
@@ -25,7 +25,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
         running.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
     """A front whose model says what it is told to, with calls as Hermes and Qwen write them."""
     running = FrontUnderTest(

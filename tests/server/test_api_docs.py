@@ -16,6 +16,12 @@ from octavo_server.api.chat_protocol import (
     ChatCompletionRequest,
 )
 from octavo_server.api.completions import DEFAULT_MAX_TOKENS
+from octavo_server.api.pooling_protocol import (
+    ClassificationRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from octavo_server.api.protocol import (
     CompletionRequest,
     GenerationRequest,
@@ -51,6 +57,14 @@ def test_every_field_has_its_row(table: str, model: Any) -> None:
 def test_every_field_of_the_other_apis_is_told(title: str, model: Any) -> None:
     told = set(re.findall(r"`(\w+)", SECTIONS[title]))
     assert set(model.model_fields) - told - {"model", "stream_options"} == set()
+
+
+@pytest.mark.parametrize(
+    "model", [PoolingRequest, ClassificationRequest, ScoreRequest, RerankRequest]
+)
+def test_every_field_of_pooling_is_told(model: Any) -> None:
+    told = set(re.findall(r"`(\w+)", SECTIONS["Embeddings and scores"]))
+    assert set(model.model_fields) - told == set()
 
 
 @pytest.mark.parametrize(

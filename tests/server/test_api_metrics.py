@@ -16,7 +16,7 @@ import pytest
 
 from octavo_core.config import resolve_config
 from octavo_core.wire import SchedulerStats
-from octavo_server.engine_handle import EngineState
+from octavo_server.api.fronts import ServerTotals
 from support.asgi import loading_context
 
 LABELS = {"model_name": "bytes", "engine": "0"}
@@ -58,6 +58,12 @@ HISTOGRAMS = [
     "iteration_tokens_total",
 ]
 LATENCIES = HISTOGRAMS[3:8]
+
+
+@pytest.fixture(scope="module")
+def front(start_shared_front: Any) -> Any:
+    """One that nobody else has asked for anything."""
+    return start_shared_front(max_num_queued_reqs=64).wait_ready()
 
 
 class Metrics:
@@ -223,16 +229,12 @@ def test_each_metric_is_in_the_documentation(front: Any) -> None:
         assert f"`{name}`" in page or name.startswith("process_"), name
 
 
-def test_another_prefix_and_an_engine_that_is_gone() -> None:
+def test_another_prefix() -> None:
     context = loading_context(resolve_config({"metrics_prefix": "octavo_"}))
     model: Any = SimpleNamespace(name="m", max_model_len=512)
     context.model = model
-    context.client.state = EngineState.READY
-    context.client.stats = SchedulerStats(num_running=3, kv_cache_usage=0.5)
-    text = context.exporter().render().decode()
+    stats = SchedulerStats(num_running=3, kv_cache_usage=0.5)
+    totals = ServerTotals(context.client.metrics, context.http, stats)
+    text = context.exporter().render(totals).decode()
     assert 'octavo_num_requests_running{engine="0",model_name="m"} 3.0' in text
     assert "vllm:" not in text
-    context.client.state = EngineState.DEAD
-    assert 'octavo_num_requests_running{engine="0",model_name="m"} 0.0' in (
-        context.exporter().render().decode()
-    )

@@ -9,8 +9,13 @@ import pytest
 from pydantic import BaseModel, Field
 
 from octavo_server.api.anthropic_protocol import CountTokensRequest, MessagesRequest
-from octavo_server.api.chat_protocol import (
-    ChatCompletionRequest,
+from octavo_server.api.chat_protocol import ChatCompletionRequest
+from octavo_server.api.pooling_protocol import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
 )
 from octavo_server.api.protocol import (
     CompletionRequest,
@@ -71,6 +76,11 @@ def _has_both_limits(node: dict[str, Any]) -> bool:
         ResponsesRequest,
         TokenizeRequest,
         DetokenizeRequest,
+        EmbeddingRequest,
+        PoolingRequest,
+        ClassificationRequest,
+        ScoreRequest,
+        RerankRequest,
     ],
 )
 def test_every_field_is_bounded(model: type[BaseModel]) -> None:

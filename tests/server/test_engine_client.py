@@ -213,6 +213,9 @@ async def test_the_engines_death_reaches_every_reader(tmp_path: Path) -> None:
         with pytest.raises(EngineDeadError):
             await text_of(bystander)
         assert client.state is EngineState.DEAD
+        # What it had counted stays; its load is gone with it.
+        assert client.stats.num_running == client.stats.num_waiting == 0
+        assert client.stats.prefix_cache_queries > 0
         with pytest.raises(EngineDeadError):
             client.generate("t", requests(tmp_path, "t", "x"))
         assert isinstance(await client.wait_dead(), EngineDeadError)

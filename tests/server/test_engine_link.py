@@ -14,7 +14,7 @@ from octavo_core import wire
 from octavo_server import engine_link
 from octavo_server.engine_link import EngineLink
 
-NUM_MESSAGES = 300
+NUM_MESSAGES = 100
 SECONDS_EACH = 0.001
 
 
@@ -37,6 +37,7 @@ async def turns_of_others(folder: Path) -> int:
         engine.connect(address)
         for _ in range(NUM_MESSAGES):
             engine.send(wire.encode(wire.EngineCoreOutputs([])))
+        time.sleep(0.2)  # until all are there
         while num_read == 0:
             await asyncio.sleep(0.001)
         while num_read < NUM_MESSAGES:
@@ -50,11 +51,11 @@ async def turns_of_others(folder: Path) -> int:
 
 async def test_an_engine_that_talks_without_pause_leaves_the_loop_to_others(tmp_path: Path) -> None:
     """Clients that leave must be noticed before all is computed for them."""
-    assert await turns_of_others(tmp_path) >= 20
+    assert await turns_of_others(tmp_path) >= 5
 
 
 async def test_a_control_that_reads_on_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_link, "_READ_SECONDS", 1e6)
-    assert await turns_of_others(tmp_path) < 20
+    assert await turns_of_others(tmp_path) < 5

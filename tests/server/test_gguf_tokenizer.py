@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from octavo_core.errors import ModelError
 from octavo_server import gguf_tokenizer
 from octavo_server.tokenizer import Tokenizer, load_tokenizer
 from support import spm
+from support.gguf_reader import QuickReader
 from support.gguf_writer import llama_metadata, write_gguf
 from support.tiny_models import write_spm
 
@@ -45,7 +47,10 @@ def reference(starter_path: Path) -> Any:
 
     Its own conversion does not know ``smollm`` and leaves numbers whole.
     """
-    loaded = AutoTokenizer.from_pretrained(str(starter_path.parent), gguf_file=starter_path.name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", QuickReader)
+        folder, name = str(starter_path.parent), starter_path.name
+        loaded = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     backend = loaded.backend_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -2,9 +2,10 @@
 
 Which ones stands in an environment variable that nothing but this module reads: a JSON object
 from a request's seed to the stage that fails for it, for example ``{"666": "forward"}``. Stages
-are ``prepare``, ``forward`` and ``sample``; ``kernel`` makes each step take three seconds in one
-kernel, ``interpreter`` in one Python call. ``memory`` runs out of memory in each step of more than
-so many requests. A grammar that spells `GRAMMAR_POISON` fails at its third token, always.
+are ``prepare``, ``forward`` and ``sample``; ``oversized`` runs out of memory even alone;
+``kernel`` makes each step take three seconds in one kernel, ``interpreter`` in one Python call.
+``memory`` runs out of memory in each step of more than so many requests. A grammar that spells
+`GRAMMAR_POISON` fails at its third token, always.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def inject(faults: dict[str, Any]) -> None:
     """Break the model runner of this process, for the requests that `faults` names."""
     stage_of = {int(seed): stage for seed, stage in faults.items() if seed.isdigit()}
     runner: Any = ModelRunner
-    prepare, forward = runner.prepare_input, runner.forward
+    prepare, forward, run_one_call = runner.prepare_input, runner.forward, runner.run_one_call
     sample = model_runner.sample_rows
 
     def check(self: Any, stage: str, slots: Any) -> None:
@@ -60,6 +61,8 @@ def inject(faults: dict[str, Any]) -> None:
     def faulty_forward(self: Any, *args: Any) -> Any:
         slots = getattr(self, "slots_of_step", [])
         check(self, "forward", slots)
+        if "oversized" in {stage_of.get(int(self.batch.seeds[slot])) for slot in slots}:
+            raise torch.OutOfMemoryError("one row is too many")
         hidden = forward(self, *args)
         if len(slots) > faults.get("memory", 1 << 30):
             raise torch.OutOfMemoryError(f"{len(slots)} rows")
@@ -68,12 +71,26 @@ def inject(faults: dict[str, Any]) -> None:
     def faulty_sample(logits: Any, batch: Any, slots: Any, *args: Any) -> Any:
         # After the fact, so that half the work was done.
         result = sample(logits, batch, slots, *args)
-        for slot in slots.tolist():
+        end_sampling(batch, slots.tolist())
+        return result
+
+    def end_sampling(batch: Any, slots: list[int]) -> None:
+        for slot in slots:
             stage = stage_of.get(int(batch.seeds[slot]))
             if stage == "sample":
                 raise InjectedFault(stage)
             if stage in ("kernel", "interpreter"):
                 call_for(SECONDS, multiply if stage == "kernel" else count)
+
+    def faulty_one_call(self: Any, decoder_step: Any, scheduler_output: Any) -> Any:
+        slots = scheduler_output.slots
+        check(self, "prepare", slots)
+        check(self, "forward", slots)
+        result = run_one_call(self, decoder_step, scheduler_output)
+        if len(slots) > faults.get("memory", 1 << 30):
+            raise torch.OutOfMemoryError(f"{len(slots)} rows")
+        if not self.batch.needs_logits(slots):
+            end_sampling(self.batch, slots)
         return result
 
     compile_grammar = LLGuidanceBackend.compile
@@ -84,6 +101,7 @@ def inject(faults: dict[str, Any]) -> None:
 
     LLGuidanceBackend.compile = faulty_compile  # type: ignore[method-assign]
     runner.prepare_input, runner.forward = faulty_prepare, faulty_forward
+    runner.run_one_call = faulty_one_call
     model_runner.sample_rows = faulty_sample  # type: ignore[assignment]
 
 

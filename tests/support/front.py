@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,13 @@ class FrontUnderTest:
         target: str,
         *,
         model: dict[str, Any] | str | Path | None = None,
+        prefix: Sequence[str] = (),
         **settings: object,
     ) -> None:
-        """`model` is a model's place, or else changes to the byte model's config.json."""
+        """`model` is a model's place, or else changes to the byte model's config.json.
+
+        `prefix` is a command that runs the rest of its arguments.
+        """
         main = folder / "front_main.py"
         main.write_text(_MAIN)
         path: str | Path
@@ -59,7 +64,7 @@ class FrontUnderTest:
         paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
         with self.stderr_path.open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, main, target, *(f"{k}={v}" for k, v in values.items())],
+                [*prefix, sys.executable, main, target, *(f"{k}={v}" for k, v in values.items())],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,

@@ -5,13 +5,18 @@ Each function changes the process that it is called in and returns what the engi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from octavo_core.wire import EngineCoreOutput
+from octavo_core.wire import EngineCoreOutput, SchedulerStats
 from octavo_server import output_processor
 from octavo_server.detokenizer import Detokenizer
+from octavo_server.engine_client import EngineClient
 from octavo_server.engine_process import EngineTarget
+from octavo_server.grammar_check_process import Verdict, too_slow
+from octavo_server.grammar_checker import GrammarChecker
+from octavo_server.http_protocol import BoundedProtocol
 from octavo_server.input_processor import InputProcessor
 from octavo_server.request_ledger import RequestLedger
 from support.scripted_engine import run_scripted_engine
@@ -24,6 +29,16 @@ def forgetful_front() -> EngineTarget:
         self.remove([output.request_id for output in outputs if output.finish_reason])
 
     RequestLedger.note = note  # type: ignore[method-assign]
+    return run_scripted_engine
+
+
+def front_that_begins_to_count_again() -> EngineTarget:
+    """A front that forgets what engines before this one had counted."""
+
+    def forget(self: Any) -> None:
+        self._stats = SchedulerStats()
+
+    EngineClient._forget_load = forget  # type: ignore[method-assign]
     return run_scripted_engine
 
 
@@ -62,6 +77,17 @@ def constrained_engine() -> EngineTarget:
     return run_constrained_engine
 
 
+def front_that_compiles_itself() -> EngineTarget:
+    """A front that tries out constraints in its event loop, for some seconds and no more."""
+
+    async def try_out(self: Any, params: Any) -> Verdict:
+        time.sleep(5.0)
+        return Verdict(error=too_slow())
+
+    GrammarChecker._try_out = try_out  # type: ignore[method-assign]
+    return run_scripted_engine
+
+
 def front_that_chokes() -> EngineTarget:
     """A front that has an unexpected error where it makes the engine's requests."""
     process = InputProcessor.process
@@ -72,6 +98,23 @@ def front_that_chokes() -> EngineTarget:
         return process(self, request_id, prompt, *args, **kwargs)
 
     InputProcessor.process = choke  # type: ignore[method-assign]
+    return run_scripted_engine
+
+
+def front_that_polls_readers() -> EngineTarget:
+    """A front that looks at each stalled connection 50 times a second, for 2 ms."""
+    pause = BoundedProtocol.pause_writing
+
+    def poll(self: Any) -> None:
+        time.sleep(0.002)
+        if not self.transport.is_closing():
+            self.loop.call_later(0.02, poll, self)
+
+    def pause_and_poll(self: Any) -> None:
+        pause(self)
+        poll(self)
+
+    BoundedProtocol.pause_writing = pause_and_poll  # type: ignore[method-assign]
     return run_scripted_engine
 
 
@@ -86,3 +129,10 @@ def front_that_keeps_everything() -> EngineTarget:
 
     RequestLedger.add = leak  # type: ignore[method-assign]
     return run_scripted_engine
+
+
+def run_pooling() -> EngineTarget:
+    """An engine that pools texts."""
+    from support.scripted_pooling import run_scripted_pooling
+
+    return run_scripted_pooling

@@ -3,7 +3,8 @@
 Its "model" speaks bytes. The answer repeats the prompt, byte by byte, and ends with `EOS`
 after ``max_tokens`` or where the prompt ends. Words in the prompt ask for misbehaviour:
 ``slow`` makes each step take 20 ms, ``break`` raises in the first step and ``crack`` in a
-later one, ``die`` ends the process after a few tokens.
+later one, ``die`` ends the process after a few tokens, and ``hang`` never ends a step, as if a
+device did not answer.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def write_byte_model(folder: Path, *, chat_template: str = CHAT_TEMPLATE, **conf
     backend = tokenizers.Tokenizer(
         models.BPE({letter: index for index, letter in enumerate(alphabet)}, [])
     )
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    # Words are split as real models' are: the library remembers 10,000 of them in each thread, and
+    # where each prompt is one, that is 1.2 KiB a prompt.
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(EOS, special=True)])
     backend.save(str(folder / "tokenizer.json"))
@@ -278,6 +281,8 @@ class ScriptedExecutor:
         is_late = self._num_known[slot] - len(prompt) >= 3
         if b"slow" in prompt:
             time.sleep(0.02)
+        if b"hang" in prompt and is_late:
+            time.sleep(3600)
         if b"die" in prompt and is_late:
             os._exit(EXIT_CODE)
         if b"break" in prompt or (b"crack" in prompt and is_late):

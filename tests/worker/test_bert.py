@@ -9,8 +9,10 @@ import torch
 import transformers
 
 from octavo_core.errors import ModelError
+from octavo_core.model_spec import read_model_spec
+from octavo_core.pooler_spec import PoolerSpec
 from octavo_worker.layers.pooling import pool
-from octavo_worker.load_encoder import load_encoder
+from octavo_worker.load_pooling_model import load_pooling_model
 from octavo_worker.loading import WeightForm
 from support.tiny_families import save_family
 
@@ -19,7 +21,10 @@ TEXTS = [[2, 17, 5, 99, 3], [2, 3], [2, *range(20, 60), 3]]
 
 
 def _load(folder, quantization="none"):
-    return load_encoder(folder, WeightForm(torch.float32, quantization), CPU)
+    spec = read_model_spec(folder)
+    form = WeightForm(torch.float32, quantization)
+    loaded = load_pooling_model(spec, PoolerSpec(is_encoder=True), folder, form, 64, CPU)
+    return loaded.encoder
 
 
 @torch.inference_mode()
@@ -70,9 +75,9 @@ def test_pooling():
     assert pool(hidden, [2, 1], "cls").tolist() == [[1, 0], [0, 1]]
 
 
-def test_a_decoder_is_no_encoder(tmp_path):
-    save_family("llama", tmp_path)
-    with pytest.raises(ModelError, match="'LlamaForCausalLM' is no encoder"):
+def test_what_has_no_definition_can_not_be_pooled(tmp_path):
+    save_family("stablelm", tmp_path)
+    with pytest.raises(ModelError, match="'StableLmForCausalLM' can't be pooled"):
         _load(tmp_path)
 
 

@@ -140,7 +140,7 @@ def test_evicted_blocks_come_back_from_the_host(family, make_config, tmp_path):
 
 
 FITTING = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
-ONE_CALL = {"llama", "qwen2", "qwen3", "mistral", "phi4"}
+ONE_CALL = {"llama", "qwen2", "qwen3", "mistral", "phi4", "gemma2", "gemma3"}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ ONE_CALL = {"llama", "qwen2", "qwen3", "mistral", "phi4"}
         ("mistral", FITTING),
         ("phi4", {**FITTING, "head_dim": 64}),
         ("gemma3", FITTING),
-        ("gemma2", {}),
+        ("gemma2", FITTING),
         ("opt", {}),
         ("gpt2", {}),
         ("mixtral", FITTING),

@@ -15,14 +15,29 @@ from octavo_client.errors import ClosedError
 from octavo_client.requests import (
     ChatOptions,
     CompletionOptions,
+    EmbeddingOptions,
     HTTPRequest,
     Message,
+    PoolingOptions,
     Prompt,
+    RerankOptions,
     chat_request,
     completion_request,
+    embedding_request,
     post_request,
+    rerank_request,
+    score_request,
 )
-from octavo_client.responses import ChatCompletion, ChatCompletionChunk, Completion, Health, Model
+from octavo_client.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Embeddings,
+    Health,
+    Model,
+    Ranking,
+    Scores,
+)
 from octavo_client.stream import AsyncStream
 
 T = TypeVar("T")
@@ -78,6 +93,37 @@ class AsyncClient:
         return self._stream(
             chat_request(messages, model, options, stream=True), ChatCompletionChunk
         )
+
+    async def embeddings(
+        self, input: Prompt, *, model: str | None = None, **options: Unpack[EmbeddingOptions]
+    ) -> Embeddings:
+        """Make a vector of each text. See `Client`."""
+        request = embedding_request(input, model, options)
+        return await self._run(calls.fetch(request, self._settings.retry, Embeddings))
+
+    async def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        model: str | None = None,
+        **options: Unpack[PoolingOptions],
+    ) -> Scores:
+        """Say how well pairs of texts fit. See `Client`."""
+        request = score_request(text_1, text_2, model, options)
+        return await self._run(calls.fetch(request, self._settings.retry, Scores))
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        model: str | None = None,
+        **options: Unpack[RerankOptions],
+    ) -> Ranking:
+        """Sort documents by how well they fit a query, the best first. See `Client`."""
+        request = rerank_request(query, documents, model, options)
+        return await self._run(calls.fetch(request, self._settings.retry, Ranking))
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, timeout: float | None = None

@@ -15,14 +15,29 @@ from octavo_client.errors import ClosedError
 from octavo_client.requests import (
     ChatOptions,
     CompletionOptions,
+    EmbeddingOptions,
     HTTPRequest,
     Message,
+    PoolingOptions,
     Prompt,
+    RerankOptions,
     chat_request,
     completion_request,
+    embedding_request,
     post_request,
+    rerank_request,
+    score_request,
 )
-from octavo_client.responses import ChatCompletion, ChatCompletionChunk, Completion, Health, Model
+from octavo_client.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Embeddings,
+    Health,
+    Model,
+    Ranking,
+    Scores,
+)
 from octavo_client.stream import Stream
 
 T = TypeVar("T")
@@ -114,6 +129,75 @@ class Client:
         return self._stream(
             chat_request(messages, model, options, stream=True), ChatCompletionChunk
         )
+
+    def embeddings(
+        self, input: Prompt, *, model: str | None = None, **options: Unpack[EmbeddingOptions]
+    ) -> Embeddings:
+        """Make a vector of each text.
+
+        Args:
+            input: A text or its token ids, or several of them.
+            model: Name of the model; None leaves it to the server.
+            options: See `EmbeddingOptions` and `PoolingOptions`.
+
+        Raises:
+            APIError: The server refused or failed.
+            APIConnectionError: There was no answer.
+            InvalidArgumentError: JSON can't carry one of the values.
+            ClosedError: The client was closed.
+        """
+        request = embedding_request(input, model, options)
+        return self._run(calls.fetch(request, self._settings.retry, Embeddings))
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        model: str | None = None,
+        **options: Unpack[PoolingOptions],
+    ) -> Scores:
+        """Say how well pairs of texts fit.
+
+        Args:
+            text_1: One text, or as many as there are in `text_2`.
+            text_2: One text or several.
+            model: Name of the model; None leaves it to the server.
+            options: See `PoolingOptions`.
+
+        Raises:
+            APIError: The server refused or failed.
+            APIConnectionError: There was no answer.
+            InvalidArgumentError: JSON can't carry one of the values.
+            ClosedError: The client was closed.
+        """
+        request = score_request(text_1, text_2, model, options)
+        return self._run(calls.fetch(request, self._settings.retry, Scores))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        model: str | None = None,
+        **options: Unpack[RerankOptions],
+    ) -> Ranking:
+        """Sort documents by how well they fit a query, the best first.
+
+        Args:
+            query: What is looked for.
+            documents: Where it is looked for.
+            model: Name of the model; None leaves it to the server.
+            options: See `RerankOptions` and `PoolingOptions`.
+
+        Raises:
+            APIError: The server refused or failed.
+            APIConnectionError: There was no answer.
+            InvalidArgumentError: JSON can't carry one of the values.
+            ClosedError: The client was closed.
+        """
+        request = rerank_request(query, documents, model, options)
+        return self._run(calls.fetch(request, self._settings.retry, Ranking))
 
     def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = None) -> Any:
         """Send `body` to a route that has no method of its own, and return its JSON.

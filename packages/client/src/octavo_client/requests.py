@@ -112,6 +112,83 @@ def chat_request(
     return _generation("/v1/chat/completions", {"messages": messages}, model, options, stream)
 
 
+class PoolingOptions(TypedDict, total=False):
+    """Options of embeddings, scores and ranks. What is left out is the server's default.
+
+    Attributes:
+        truncate_prompt_tokens: Keep this many tokens of each text; -1 keeps what the context
+            holds.
+        extra_body: Further fields of the request, for servers that know more.
+        timeout: Seconds without a byte from the server, instead of the client's own.
+    """
+
+    truncate_prompt_tokens: int
+    extra_body: Mapping[str, Any]
+    timeout: float
+
+
+class EmbeddingOptions(PoolingOptions, total=False):
+    """Options of embeddings.
+
+    Attributes:
+        dimensions: Keep this many numbers of each vector, if the model was made for that.
+    """
+
+    dimensions: int
+
+
+class RerankOptions(PoolingOptions, total=False):
+    """Options of a rank.
+
+    Attributes:
+        top_n: How many documents to return; all, if left out.
+        return_documents: Whether their texts come back.
+        max_tokens_per_doc: Keep this many tokens of each document.
+    """
+
+    top_n: int
+    return_documents: bool
+    max_tokens_per_doc: int
+
+
+def embedding_request(input: Prompt, model: str | None, options: EmbeddingOptions) -> HTTPRequest:
+    """Build ``POST /v1/embeddings``.
+
+    Raises:
+        InvalidArgumentError: JSON can't carry one of the values.
+    """
+    # A third of the bytes that the numbers would take as text.
+    body = {"input": input, "encoding_format": "base64"}
+    return _generation("/v1/embeddings", body, model, options, False)
+
+
+def score_request(
+    text_1: str | Sequence[str],
+    text_2: str | Sequence[str],
+    model: str | None,
+    options: PoolingOptions,
+) -> HTTPRequest:
+    """Build ``POST /v1/score``.
+
+    Raises:
+        InvalidArgumentError: JSON can't carry one of the values.
+    """
+    body = {"text_1": text_1, "text_2": text_2}
+    return _generation("/v1/score", body, model, options, False)
+
+
+def rerank_request(
+    query: str, documents: Sequence[str], model: str | None, options: RerankOptions
+) -> HTTPRequest:
+    """Build ``POST /v1/rerank``.
+
+    Raises:
+        InvalidArgumentError: JSON can't carry one of the values.
+    """
+    body = {"query": query, "documents": documents}
+    return _generation("/v1/rerank", body, model, options, False)
+
+
 def post_request(path: str, body: Mapping[str, Any], timeout: float | None) -> HTTPRequest:
     """Build a POST of any body to any route.
 

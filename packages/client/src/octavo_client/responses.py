@@ -5,6 +5,10 @@ Times are seconds since the epoch; log-probabilities are natural logs.
 
 from __future__ import annotations
 
+import base64
+import sys
+from array import array
+
 import msgspec
 
 
@@ -21,6 +25,75 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """One text's vector, as the server sent it."""
+
+    index: int = 0
+    embedding: list[float] | str = []
+
+    @property
+    def vector(self) -> list[float]:
+        """The numbers, whether they came as such or as base64."""
+        if isinstance(self.embedding, list):
+            return self.embedding
+        values = array("f")
+        values.frombytes(base64.b64decode(self.embedding))
+        if sys.byteorder == "big":
+            values.byteswap()
+        return values.tolist()
+
+
+class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `embeddings`."""
+
+    model: str = ""
+    data: list[Embedding] = []
+    usage: Usage | None = None
+
+    @property
+    def vectors(self) -> list[list[float]]:
+        """One vector for each text, in their order."""
+        return [item.vector for item in self.data]
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How well one pair of texts fits."""
+
+    index: int = 0
+    score: float = 0.0
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `score`."""
+
+    model: str = ""
+    data: list[Score] = []
+    usage: Usage | None = None
+
+
+class RankedText(msgspec.Struct, frozen=True, kw_only=True):
+    """A document's text."""
+
+    text: str = ""
+
+
+class RankedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A document's place in the request, and how well it fits."""
+
+    index: int = 0
+    relevance_score: float = 0.0
+    document: RankedText | None = None
+
+
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `rerank`, the best document first."""
+
+    id: str = ""
+    model: str = ""
+    results: list[RankedDocument] = []
+    usage: Usage | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,14 +42,21 @@ def check_fits(request: Request, blocks: BlockManager, max_model_len: int) -> No
     """
     if request.num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt is empty; it needs a token.", field="prompt")
-    if request.num_tokens >= max_model_len:
+    is_pooled = request.pooling_params is not None
+    if request.num_tokens >= max_model_len + is_pooled:
+        if is_pooled:
+            raise ContextLengthError(
+                f"The text has {request.num_tokens} tokens, but the context has {max_model_len} "
+                f"(max_model_len); shorten it, or let truncate_prompt_tokens do so.",
+                field="input",
+            )
         raise ContextLengthError(
             f"The prompt has {request.num_tokens} tokens, but the context of "
             f"{max_model_len} tokens (max_model_len) must also hold at least one token of "
             f"the answer.",
             field="prompt",
         )
-    if blocks.most_blocks_held(request.max_total_tokens) > blocks.pool.num_blocks:
+    if blocks.most_blocks_held(request.max_total_tokens - is_pooled) > blocks.pool.num_blocks:
         raise ContextLengthError(
             f"The prompt has {request.num_prompt_tokens} tokens and max_tokens asks for up to "
             f"{request.max_total_tokens - request.num_prompt_tokens} more, but the whole KV "

@@ -89,7 +89,8 @@ class BlockManager:
         num_blocks: Blocks in the pool.
         block_size: Tokens in a block.
         enable_prefix_caching: False makes every lookup a miss.
-        groups: Groups of layers, each with its own block table.
+        groups: Groups of layers, each with its own block table. With none, as for an encoder,
+            there are no blocks and everything fits.
         num_host_blocks: Blocks of the host tier.
         max_step_tokens: Most tokens of one request in a step, which bounds what a window
             holds; None means no bound.
@@ -114,7 +115,7 @@ class BlockManager:
         self.num_prefix_queries = 0  # tokens
         self.num_prefix_hits = 0  # tokens, those from the host tier included
         self.num_host_hits = 0  # tokens
-        self._enable_prefix_caching = enable_prefix_caching
+        self._enable_prefix_caching = enable_prefix_caching and bool(groups)
         self._max_step_tokens = max_step_tokens
         self._windowed = [
             index for index, group in enumerate(self.groups) if group.window is not None
@@ -162,9 +163,9 @@ class BlockManager:
         """Find the longest known prefix of a request.
 
         At least one token is left to compute, since its logits are needed; and all are, where
-        the prompt's log-probabilities were asked for.
+        the prompt's log-probabilities or a vector of all its tokens were asked for.
         """
-        if not self._enable_prefix_caching or request.prompt_logprobs is not None:
+        if not self._enable_prefix_caching or _wants_all_tokens(request):
             return CachedPrefix(0, [[] for _ in self.groups])
         num_blocks = (len(request.token_ids) - 1) // self.block_size
         extend_block_hashes(request, self.block_size, num_blocks)
@@ -476,6 +477,11 @@ class BlockManager:
         for key in keys:
             block_hash, group_index = _split(key)
             self._events.append(BlockRemoved([block_hash], medium, group_index))
+
+
+def _wants_all_tokens(request: Request) -> bool:
+    pooling = request.pooling_params
+    return request.prompt_logprobs is not None or (pooling is not None and pooling.needs_all_tokens)
 
 
 _HASH_BYTES = 32

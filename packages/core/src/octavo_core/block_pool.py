@@ -48,7 +48,7 @@ class BlockPool:
     @property
     def usage(self) -> float:
         """Share of the pool that is held, from 0 to 1."""
-        return self.num_used / self.num_blocks
+        return self.num_used / max(1, self.num_blocks)
 
     def ref_count(self, block_id: int) -> int:
         """Number of requests that hold a block."""

@@ -20,6 +20,7 @@ from octavo_core.kv_events import KVEvent
 from octavo_core.memory_planner import check_parallel, plan_kv_cache, resolve_max_model_len
 from octavo_core.model_spec import ModelSpec
 from octavo_core.policies import load_policy
+from octavo_core.pooler_spec import PoolerSpec
 from octavo_core.scheduler import Scheduler
 from octavo_core.scheduler_output import ModelRunnerOutput
 from octavo_core.step_outputs import failure
@@ -44,6 +45,7 @@ class EngineCore:
         spec: The model's hyper-parameters.
         executor: Not started yet; the engine starts it and shuts it down.
         grammars: Compiles the grammars of structured output; None refuses such requests.
+        pooler: What the model pools; None for a model that generates.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class EngineCore:
         spec: ModelSpec,
         executor: Executor,
         grammars: GrammarCompiler | None = None,
+        pooler: PoolerSpec | None = None,
     ) -> None:
         self.config = config
         self.spec = spec
         self._executor = executor
         self._grammars = grammars
+        self._pooler = pooler
         # Requests whose grammar is being compiled: they are not in line yet.
         self._compiling: dict[str, tuple[EngineCoreRequest, Future[Grammar]]] = {}
         self._scheduler: Scheduler | None = None
@@ -94,15 +98,18 @@ class EngineCore:
             self._executor.kv_cache_dtype,
             self._executor.device_memory,
         )
-        logger.info("KV cache size: %d tokens", plan.kv_cache_tokens)
-        logger.info(
-            "Maximum concurrency for %d tokens per request: %.2fx",
-            plan.max_model_len,
-            plan.max_concurrency,
-        )
+        if plan.num_blocks:
+            logger.info("KV cache size: %d tokens", plan.kv_cache_tokens)
+            logger.info(
+                "Maximum concurrency for %d tokens per request: %.2fx",
+                plan.max_model_len,
+                plan.max_concurrency,
+            )
         # Each worker keeps its part of a host block.
         host_block_bytes = plan.block_bytes * self.config.parallel.world_size
-        num_host_blocks = self.config.cache.swap_space // host_block_bytes
+        num_host_blocks = 0
+        if plan.num_blocks:  # an encoder has none
+            num_host_blocks = self.config.cache.swap_space // host_block_bytes
         self._executor.initialize_kv_cache(plan.num_blocks, num_host_blocks)
         on_progress("warming up", None)
         self._executor.warm_up(on_progress)
@@ -124,6 +131,7 @@ class EngineCore:
             plan.max_model_len,
             policy,
             num_stages=self.config.parallel.pipeline_parallel_size,
+            whole_prompts=self.spec.is_encoder,
         )
         self._batch_queue_size = (
             self.config.scheduler.batch_queue_size or self._executor.max_concurrent_steps
@@ -149,7 +157,10 @@ class EngineCore:
             logger.error("Request id %s is in use; the second one is dropped", request.request_id)
             return
         params = request.sampling_params.structured_outputs
-        if params is None:
+        problem = self._wrong_kind(request)
+        if problem is not None:
+            self._refusals.append(failure(request_id, problem))
+        elif params is None:
             self._put_in_line(request, None)
         elif self._grammars is None:
             error = InvalidRequestError(
@@ -159,6 +170,26 @@ class EngineCore:
         else:
             self._compiling[request_id] = (request, self._grammars.start(params))
             self._take_compiled()
+
+    def _wrong_kind(self, request: EngineCoreRequest) -> InvalidRequestError | None:
+        """Return why a request is none for this model, or None."""
+        pooling = request.pooling_params
+        if self._pooler is None:
+            if pooling is None:
+                return None
+            return InvalidRequestError(
+                "this model generates text and pools none.", field="pooling_params"
+            )
+        if pooling is None:
+            return InvalidRequestError(
+                "this model pools texts and generates none.", field="sampling_params"
+            )
+        if pooling.task in self._pooler.tasks:
+            return None
+        return InvalidRequestError(
+            f"task is {pooling.task}; this model takes {' or '.join(self._pooler.tasks)}.",
+            field="task",
+        )
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests in any state, without an output. Unknown ids are ignored."""

@@ -35,6 +35,8 @@ GGUF_ARCHITECTURES = {
 # Layers of Gemma 2 27B and Gemma 3 27B.
 _WIDE_GEMMAS = {"gemma2": 46, "gemma3": 62}
 
+_SIGMOID = 2  # of `expert_gating_func`: DeepSeek-V3, where V2 has a softmax
+
 Get = Callable[..., Any]
 
 
@@ -61,6 +63,9 @@ def fields_from_gguf(header: GGUFHeader) -> dict[str, Any]:
     num_experts = get("expert_count") or None
     if name == "llama" and num_experts:
         architecture, model_type = "MixtralForCausalLM", "mixtral"
+    if name == "deepseek2" and get("expert_gating_func") == _SIGMOID:
+        architecture, model_type = "DeepseekV3ForCausalLM", "deepseek_v3"
+    defaults = family_of(model_type).defaults
     eps = get("attention.layer_norm_rms_epsilon", get("attention.layer_norm_epsilon"))
     fields = {
         "architecture": architecture,
@@ -72,7 +77,9 @@ def fields_from_gguf(header: GGUFHeader) -> dict[str, Any]:
         "max_position_embeddings": get("context_length"),
         "rms_norm_eps": eps,
         "rope_theta": get("rope.freq_base"),
-        "rope_parameters": _rope(header, get),
+        "rope_parameters": _rope(header, get, model_type),
+        "hidden_act": defaults.get("hidden_act"),
+        "attention_bias": defaults.get("attention_bias"),
         "rope_local_parameters": _local_rope(get, model_type),
         "attn_logit_softcapping": get("attn_logit_softcapping"),
         "final_logit_softcapping": get("final_logit_softcapping"),
@@ -150,10 +157,20 @@ def _experts(get: Get, num_layers: int, intermediate_size: Any) -> dict[str, Any
         "moe_intermediate_size": width,
         "shared_expert_intermediate_size": shared,
         "moe_layers": tuple(range(first, num_layers)),
+        "routed_scaling_factor": get("expert_weights_scale") or None,
+        "norm_topk_prob": get("expert_weights_norm"),
+        **_expert_groups(get),
     }
 
 
-def _rope(header: GGUFHeader, get: Get) -> dict[str, Any]:
+def _expert_groups(get: Get) -> dict[str, Any]:
+    groups, used = get("expert_group_count"), get("expert_group_used_count")
+    if not groups or groups == 1 or not used:
+        return {}
+    return {"n_group": groups, "topk_group": used, "topk_method": "group_limited_greedy"}
+
+
+def _rope(header: GGUFHeader, get: Get, model_type: str) -> dict[str, Any]:
     context = get("rope.scaling.original_context_length", get("context_length"))
     rope: dict[str, Any] = {}
     rotary, head_dim = get("rope.dimension_count"), get("attention.key_length")
@@ -185,6 +202,11 @@ def _rope(header: GGUFHeader, get: Get) -> dict[str, Any]:
     rope |= {"rope_type": kind, "factor": get("rope.scaling.factor", 1.0)}
     if kind == "yarn":
         rope["original_max_position_embeddings"] = context
+        scale = get("rope.scaling.yarn_log_multiplier")
+        if scale:  # a tenth of what config.json says
+            rope |= {"mscale": 10 * scale, "mscale_all_dim": 10 * scale}
+        if model_type == "gpt_oss":
+            rope["truncate"] = False
     return rope
 
 

@@ -73,6 +73,9 @@ _COPIED = (
 # Kinds of rope that look back at the context of the time before they were stretched.
 _STRETCHED = ("longrope", "yarn", "llama3")
 
+# Families that count positions from behind the number of the padding token.
+_POSITIONS_AFTER_PAD = ("roberta", "xlm-roberta", "camembert")
+
 _LAYER_KINDS = {
     "full_attention": "full",
     "attention": "full",
@@ -120,6 +123,8 @@ def fields_from_config(
         "eos_token_ids": as_ids(eos),
         "quantization": quantization_from_config(config) or quantization_from_config(flat),
     }
+    if flat.get("model_type") in _POSITIONS_AFTER_PAD:
+        fields["position_offset"] = flat["pad_token_id"] + 1
     fields |= _heads(get)
     num_layers = fields["num_hidden_layers"]
     if isinstance(num_layers, int) and num_layers <= MAX_LAYERS:

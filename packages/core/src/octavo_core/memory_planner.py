@@ -111,6 +111,8 @@ def plan_kv_cache(
         device_memory: All bytes of the device, if `available_bytes` is what is left of
             ``gpu_memory_utilization``; so that the advice can name a larger share.
 
+    An encoder keeps nothing, and its plan has no blocks.
+
     Raises:
         ConfigError: ``max_model_len`` is longer than the model's context, or one request of
             that length does not fit. The message says what would.
@@ -125,6 +127,9 @@ def plan_kv_cache(
         # Nobody has more layers than the first, so what it can hold all others can.
         stage=stages[0],
     )
+    if spec.is_encoder:
+        length = resolve_max_model_len(spec, config)
+        return KVCachePlan(layout=layout, num_blocks=0, max_model_len=length)
     if not layout.block_bytes:
         raise _no_kv_cache(spec)
     num_blocks = config.cache.num_gpu_blocks_override
@@ -163,13 +168,13 @@ def longest_model_len(spec: ModelSpec, config: EngineConfig) -> int:
     Unlike `resolve_max_model_len` this never refuses.
     """
     asked = config.model.max_model_len
-    return asked if isinstance(asked, int) else spec.max_position_embeddings
+    return asked if isinstance(asked, int) else _default_length(spec)
 
 
 def _limit_length(spec: ModelSpec, asked: int | str | None, source: str) -> int:
-    derived = spec.max_position_embeddings
+    derived = spec.context_length
     if not isinstance(asked, int):
-        return derived
+        return _default_length(spec)
     if asked > derived:
         raise ConfigError(
             f"max_model_len is {asked} (from {source}), but the model's context has {derived} "
@@ -177,6 +182,10 @@ def _limit_length(spec: ModelSpec, asked: int | str | None, source: str) -> int:
             field="max_model_len",
         )
     return asked
+
+
+def _default_length(spec: ModelSpec) -> int:
+    return min(spec.context_length, spec.max_seq_length or spec.context_length)
 
 
 def _no_kv_cache(spec: ModelSpec) -> ModelError:

@@ -29,6 +29,7 @@ class ModelFamily(NamedTuple):
         attention_sinks: Each head has a learned logit beside its scores.
         sliding_pattern: Every this many layers one attends to all tokens and the others to a
             window, where the file says nothing; 0 means that all layers are alike.
+        is_encoder: Every token attends to all others, and nothing is cached.
         is_guess: Not all that such a model is built of is known here; it is counted as a Llama
             with the other traits.
         defaults: What a left-out key of config.json means.
@@ -43,6 +44,7 @@ class ModelFamily(NamedTuple):
     learned_positions: int = 0
     attention_sinks: bool = False
     sliding_pattern: int = 0
+    is_encoder: bool = False
     is_guess: bool = False
     defaults: Mapping[str, Any] = {}
 
@@ -71,7 +73,26 @@ _GEMMA_3 = {
     "rope_local_base_freq": 10000.0,
 }
 
+_BERT = ModelFamily(
+    gated_mlp=False,
+    all_bias=True,
+    layer_norm=True,
+    learned_positions=1,
+    is_encoder=True,
+    defaults={
+        **_TIED,
+        "layer_norm_eps": 1e-12,
+        "hidden_act": "gelu",
+        "type_vocab_size": 2,
+        "max_position_embeddings": 512,
+    },
+)
+# Positions start behind the number of the padding token, which is 1.
+_ROBERTA = _BERT._replace(defaults={**_BERT.defaults, "pad_token_id": 1})
+
 FAMILIES: dict[str, ModelFamily] = {
+    "bert": _BERT,
+    "camembert": _ROBERTA,
     "deepseek_v2": ModelFamily(defaults={"norm_topk_prob": False}),
     "deepseek_v3": ModelFamily(),
     "falcon": ModelFamily(gated_mlp=False, layer_norm=True, defaults=_TIED),
@@ -111,7 +132,9 @@ FAMILIES: dict[str, ModelFamily] = {
     "qwen3_moe": ModelFamily(qk_norm=True, defaults={"norm_topk_prob": False}),
     # Its layers with linear attention have weights of other shapes.
     "qwen3_next": ModelFamily(qk_norm=True, is_guess=True, defaults={"full_attention_interval": 4}),
+    "roberta": _ROBERTA,
     "starcoder2": ModelFamily(gated_mlp=False, all_bias=True, layer_norm=True, defaults=_TIED),
+    "xlm-roberta": _ROBERTA,
 }
 
 

@@ -58,6 +58,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         type_vocab_size: Kinds of tokens that an encoder has embeddings for.
         scale_attn_by_inverse_layer_idx: Scores are divided by the layer's number, from 1.
         quantization: How the checkpoint's weights are stored, if not plainly.
+        position_offset: Rows of the table of positions before that of the first token.
+        max_seq_length: Most tokens of a text by default, as sentence-transformers writes it
+            down; None means the whole context.
     """
 
     architecture: str
@@ -110,6 +113,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     quantization: Quantization | None = None
+    position_offset: int = 0
+    max_seq_length: int | None = None
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -146,8 +151,20 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return family_of(self.model_type)
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether every token attends to all others; such a model makes no text."""
+        return self.family.is_encoder
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens that there are positions for."""
+        return self.max_position_embeddings - self.position_offset
+
+    @property
     def layers(self) -> tuple[LayerSpec, ...]:
         """What each layer keeps in the KV cache."""
+        if self.is_encoder:
+            return (LayerSpec("none", 0, 0, 0),) * self.num_hidden_layers
         window = self.sliding_window
         if window is not None and window >= self.max_position_embeddings:
             window = None  # never full
@@ -196,8 +213,11 @@ _POSITIVE = (
     "query_pre_attn_scalar",
     "n_group",
     "topk_group",
+    "max_seq_length",
+    "context_length",
 )
 _NOT_NEGATIVE = (
+    "position_offset",
     "qk_nope_head_dim",
     "qk_rope_head_dim",
     "num_experts",
@@ -215,10 +235,25 @@ def read_model_spec(path: str | Path) -> ModelSpec:
     """
     path = Path(path)
     if path.is_dir():
-        return spec_from_config(
+        spec = spec_from_config(
             read_json(path / "config.json"), read_json(path / "generation_config.json", {})
         )
+        return _with_max_seq_length(spec, path)
     return spec_from_gguf(read_gguf_header(path))
+
+
+def _with_max_seq_length(spec: ModelSpec, folder: Path) -> ModelSpec:
+    # One name is for all models, but older versions had one for each family.
+    names = ("bert", "roberta", "xlm-roberta", "camembert")
+    for name in names:
+        file = f"sentence_{name}_config.json"
+        length = read_json(folder / file, {}).get("max_seq_length")
+        if length is None:
+            continue
+        if type(length) is not int or length < 1:
+            raise ModelError(f"{file}: max_seq_length is {length!r}.", field="max_seq_length")
+        return msgspec.structs.replace(spec, max_seq_length=length)
+    return spec
 
 
 def read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:

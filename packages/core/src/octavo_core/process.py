@@ -80,6 +80,51 @@ def start_heartbeat(timeout: float, beat: Callable[[], None]) -> threading.Event
     return stopped
 
 
+class StepCounter:
+    """Numbers the steps of a process's main thread, so that its heartbeat can tell them apart.
+
+    Attributes:
+        running: Number of the step that runs; None between two of them. Any thread may look.
+    """
+
+    def __init__(self) -> None:
+        self.running: int | None = None
+        self._num_begun = 0
+
+    def __enter__(self) -> None:
+        self._num_begun += 1
+        self.running = self._num_begun
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.running = None
+
+
+class StepMonitor:
+    """Tells whether a process that beats has been in one step for too long.
+
+    Its main thread may wait for a device for ever, which stops no heartbeat. Time is counted in
+    beats and read off no clock: what was suspended, machine or process, sends none meanwhile.
+
+    Args:
+        timeout: Seconds that one step may take; 0 for as long as it likes.
+        interval: Seconds between two beats.
+    """
+
+    def __init__(self, timeout: float, interval: float) -> None:
+        self._max_beats = timeout / interval if timeout else float("inf")
+        self._num_beats = 0
+        self._step: int | None = None
+
+    def beat(self, step: int | None) -> bool:
+        """Take note of a beat and the step it came in; return False once that takes too long."""
+        if step is None or step != self._step:
+            self._step = step
+            self._num_beats = 0
+            return True
+        self._num_beats += 1
+        return self._num_beats <= self._max_beats
+
+
 class HeartbeatMonitor:
     """Tells whether a process still gives signs of life.
 

@@ -66,6 +66,7 @@ class Request:
         report_due: Its next output tells when it was scheduled and how often preempted.
         max_total_tokens: Prompt and answer end here at the latest.
         matcher: Follows the answer's known tokens through a grammar, under structured output.
+        pooling_params: What is made of the prompt, if that is no answer.
         num_untold_tokens: How many of the last tokens were forced by the grammar since the
             worker heard of it last.
     """
@@ -94,6 +95,7 @@ class Request:
         "num_registered_blocks",
         "num_untold_tokens",
         "plain_until",
+        "pooling_params",
         "priority",
         "prompt_logprobs",
         "report_due",
@@ -117,6 +119,7 @@ class Request:
         params = request.sampling_params
         self.request_id = request.request_id
         self.sampling_params = params
+        self.pooling_params = request.pooling_params
         self.arrival_time = request.arrival_time
         self.priority = request.priority
         self.tenant = request.tenant
@@ -153,6 +156,9 @@ class Request:
             self.stop_ids |= frozenset(params.eos_token_ids)
         max_tokens = params.max_tokens if params.max_tokens is not None else max_model_len
         self.max_total_tokens = min(self.num_prompt_tokens + max_tokens, max_model_len)
+        if request.pooling_params is not None:
+            # One step after the last token of the text there is nothing to schedule.
+            self.max_total_tokens = self.num_prompt_tokens + 1
         self.min_total_tokens = self.num_prompt_tokens + params.min_tokens
 
     @property

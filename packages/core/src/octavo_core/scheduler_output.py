@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from octavo_core.pooling_params import PooledOutput, PoolingParams
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import TokenLogprobs
 
@@ -24,6 +25,7 @@ class NewRequestData(msgspec.Struct, frozen=True, array_like=True):
             included. Where a window has moved on, the id means nothing.
         num_computed_tokens: Tokens whose K and V are in the blocks already
             (prefix-cache hit).
+        pooling_params: Set for a request that is pooled, and not sampled for.
     """
 
     slot: int
@@ -33,6 +35,7 @@ class NewRequestData(msgspec.Struct, frozen=True, array_like=True):
     sampling_params: SamplingParams
     block_tables: list[list[int]]
     num_computed_tokens: int
+    pooling_params: PoolingParams | None = None
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -97,9 +100,11 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True):
         logprobs: Index into ``slots`` to log-probabilities, for rows that asked.
         prompt_logprobs: The same for the prompt tokens that follow those computed: the
             first entry is for position ``num_computed_tokens + 1``.
+        pooled: The same for what was pooled of texts whose last token this step computed.
     """
 
     step_id: int
     sampled_token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    pooled: dict[int, PooledOutput] = {}

@@ -6,6 +6,7 @@ import msgspec
 
 from octavo_core.block_manager import CachedPrefix
 from octavo_core.errors import OctavoError
+from octavo_core.pooling_params import PooledOutput
 from octavo_core.request import Request, RequestStatus
 from octavo_core.scheduler_output import ModelRunnerOutput, NewRequestData
 from octavo_core.step import Step
@@ -22,6 +23,7 @@ def new_request_data(request: Request, prefix: CachedPrefix) -> NewRequestData:
         # A hole is never read, but the wire has no word for it.
         [[max(block_id, 0) for block_id in table] for table in request.block_tables],
         prefix.num_tokens,
+        request.pooling_params,
     )
 
 
@@ -39,6 +41,19 @@ def report(request: Request, new_token_ids: list[int]) -> EngineCoreOutput:
         prompt_logprobs=request.take_prompt_logprobs(),
         scheduled_time=request.scheduled_time,
         num_preemptions=request.num_preemptions,
+    )
+
+
+def pooled_output(request: Request, pooled: PooledOutput) -> EngineCoreOutput:
+    """Return the one output of a request whose text is pooled."""
+    return EngineCoreOutput(
+        request.request_id,
+        [],
+        request.status.finish_reason,
+        num_cached_tokens=request.num_cached_tokens,
+        scheduled_time=request.scheduled_time,
+        num_preemptions=request.num_preemptions,
+        pooled=pooled,
     )
 
 

@@ -24,6 +24,7 @@ import msgspec
 
 from octavo_core.config import EngineConfig
 from octavo_core.errors import EngineError
+from octavo_core.pooling_params import PooledOutput, PoolingParams
 from octavo_core.sampling_params import SamplingParams
 
 WIRE_VERSION = 1
@@ -61,6 +62,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
         adapter: Name of the adapter that changes the model's weights for this request.
         media: Images and the like that stand for prompt tokens.
         is_resumed: It ran on an engine that is gone, so the line has no say in it.
+        pooling_params: Asks for vectors in place of an answer; nothing is sampled.
     """
 
     request_id: str
@@ -75,6 +77,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, array_like=True, omit_defau
     adapter: str | None = None
     media: list[MediaSpan] = []
     is_resumed: bool = False
+    pooling_params: PoolingParams | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -108,6 +111,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
         scheduled_time: When the request first ran, in seconds since the epoch; told with
             `num_preemptions` in the first output after it was admitted, and in the last one.
         num_preemptions: How often it had to go back in line so far.
+        pooled: What a pooling request asked for, in its only output.
     """
 
     request_id: str
@@ -121,6 +125,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaul
     prompt_logprobs: list[TokenLogprobs] | None = None
     scheduled_time: float = 0.0
     num_preemptions: int = 0
+    pooled: PooledOutput | None = None
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, array_like=True):
@@ -223,7 +228,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """A sign of life. It comes from a socket, and so with an identity, of its own."""
+    """A sign of life. It comes from a socket, and so with an identity, of its own.
+
+    Attributes:
+        step: Number of the step that runs just now; None between two of them.
+    """
+
+    step: int | None = None
 
 
 ToEngine = Configure | AddRequest | AbortRequests | UtilityCall | Shutdown

@@ -7,6 +7,7 @@ from octavo_kernels.compile_kernels import compile_kernels, operation_kernels, s
 from octavo_kernels.compute_logprobs import Logprobs, compute_logprobs
 from octavo_kernels.copy_blocks import copy_blocks, swap_blocks
 from octavo_kernels.decoder import Decoder, DecoderLayer
+from octavo_kernels.decoder_step import BatchTables, DecoderStep, fits_step
 from octavo_kernels.dequantize import DEQUANTIZABLE_TYPES, dequantize
 from octavo_kernels.embed_tokens import embed_tokens
 from octavo_kernels.filter_logits import filter_logits
@@ -35,6 +36,7 @@ from octavo_kernels.sample_noise import sample_noise
 from octavo_kernels.select_experts import select_experts
 from octavo_kernels.silu_and_mul import silu_and_mul
 from octavo_kernels.unpack_weight import unpack_weight
+from octavo_kernels.use_huge_pages import use_huge_pages
 from octavo_kernels.write_kv_cache import write_kv_cache
 
 __version__ = "0.1.0"
@@ -43,8 +45,10 @@ __all__ = [
     "DEQUANTIZABLE_TYPES",
     "WEIGHT_KINDS",
     "AttentionMetadata",
+    "BatchTables",
     "Decoder",
     "DecoderLayer",
+    "DecoderStep",
     "Experts",
     "Logprobs",
     "PackedWeight",
@@ -59,6 +63,7 @@ __all__ = [
     "dequantize",
     "embed_tokens",
     "filter_logits",
+    "fits_step",
     "fused_add_rms_norm",
     "fused_moe",
     "gelu_and_mul",
@@ -84,5 +89,6 @@ __all__ = [
     "silu_and_mul",
     "swap_blocks",
     "unpack_weight",
+    "use_huge_pages",
     "write_kv_cache",
 ]

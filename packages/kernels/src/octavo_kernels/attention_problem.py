@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ for a sixteenth of the time at most."""
 
 NO_WINDOW = 1 << 40
 
-_WORDS = struct.Struct("<24q f4x f4x 2q")
-PROBLEM_WORDS = _WORDS.size // 8
+PROBLEM_FORMAT = struct.Struct("<24q f4x f4x 2q")
+PROBLEM_WORDS = PROBLEM_FORMAT.size // 8
 
 plan_units = Kernel("attention.plan", "q")
 attend = {
@@ -100,18 +101,15 @@ class AttentionProblem:
         plan = plan_attention(metadata, num_tokens, num_heads, num_kv_heads, window)
         self.output = torch.empty(num_tokens, num_heads, value_dim)
         state_bytes = plan.max_rows * (value_dim + 2) * 4
-        scratch_bytes = 2 * state_bytes + 4 * (
-            plan.max_rows * head_dim + (plan.max_rows + 2) * TILE + TILE * (head_dim + value_dim)
-        )
-        scratch_bytes = -(-scratch_bytes // 64) * 64  # a cache line has one owner
+        scratch_bytes = thread_scratch_bytes(plan.max_rows, head_dim, value_dim)
         partial_bytes = plan.num_units * state_bytes if plan.is_split else 0
         num_threads = get_num_threads()
         scratch = torch.empty(num_threads * scratch_bytes + partial_bytes, dtype=torch.uint8)
-        self.words = torch.empty(_WORDS.size // 8, dtype=torch.int64)
+        self.words = torch.empty(PROBLEM_WORDS, dtype=torch.int64)
         self.address = self.words.data_ptr()
         # Everything that the words point to lives as long as they do.
         self._owned = (query, plan, scratch, sinks)
-        _WORDS.pack_into(
+        PROBLEM_FORMAT.pack_into(
             self.words.numpy().data,
             0,
             query.data_ptr(),
@@ -157,14 +155,8 @@ def plan_attention(
     found = metadata.plans.get(key)
     if isinstance(found, AttentionPlan):
         return found
-    group = num_heads // num_kv_heads
     num_rows, longest = len(metadata.host_seq_lens), max(metadata.host_seq_lens, default=0)
-    decode_only = num_tokens <= num_rows
-    tokens_of_unit = 1 if decode_only else max(TILE_ROWS // group, 1)
-    max_rows = tokens_of_unit * group
-    most_tasks = (num_tokens // tokens_of_unit + num_rows) * num_kv_heads
-    is_split = most_tasks < SPLIT_BELOW and longest > SEGMENT
-    most_units = most_tasks * (longest // SEGMENT + 1) if is_split else most_tasks
+    max_rows, is_split, most_units = divide(num_tokens, num_rows, longest, num_heads, num_kv_heads)
     units = torch.empty(most_units * UNIT_BYTES // 8, dtype=torch.int64)
     words = [0] * 24
     words[7:11] = (
@@ -175,12 +167,46 @@ def plan_attention(
     )
     words[14:17] = (num_rows, num_heads, num_kv_heads)
     words[22:24] = (window or NO_WINDOW, max_rows)
-    problem = bytearray(_WORDS.pack(*words, 0.0, 0.0, is_split, 0))
+    problem = bytearray(PROBLEM_FORMAT.pack(*words, 0.0, 0.0, is_split, 0))
     view = torch.frombuffer(problem, dtype=torch.int64)
     plan_units.alone(view.data_ptr())
     plan = AttentionPlan(units, int(view[13]), max_rows, is_split)
     metadata.plans[key] = plan
     return plan
+
+
+def thread_scratch_bytes(max_rows: int, head_dim: int, value_dim: int) -> int:
+    """Bytes that each thread needs for itself."""
+    floats = 2 * max_rows * (value_dim + 2) + max_rows * head_dim
+    floats += (max_rows + 2) * TILE + TILE * (head_dim + value_dim)
+    return -(-4 * floats // 64) * 64  # a cache line has one owner
+
+
+class Division(NamedTuple):
+    """How finely a step's attention is divided into units.
+
+    Attributes:
+        max_rows: Query rows of the largest unit.
+        is_split: Whether a unit is one segment.
+        most_units: More units than this there can't be.
+    """
+
+    max_rows: int
+    is_split: bool
+    most_units: int
+
+
+def divide(
+    num_tokens: int, num_rows: int, longest: int, num_heads: int, num_kv_heads: int
+) -> Division:
+    """Choose it from a step's tokens and requests, and the longest of these."""
+    group = num_heads // num_kv_heads
+    decode_only = num_tokens <= num_rows
+    tokens_of_unit = 1 if decode_only else max(TILE_ROWS // group, 1)
+    most_tasks = (num_tokens // tokens_of_unit + num_rows) * num_kv_heads
+    is_split = most_tasks < SPLIT_BELOW and longest > SEGMENT
+    most_units = most_tasks * (longest // SEGMENT + 1) if is_split else most_tasks
+    return Division(tokens_of_unit * group, is_split, most_units)
 
 
 def _address(tensor: Tensor | None) -> int:

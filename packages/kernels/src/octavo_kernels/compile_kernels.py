@@ -18,6 +18,7 @@ from octavo_kernels.copy_blocks import copy_pairs
 from octavo_kernels.cpu import threads
 from octavo_kernels.cpu.jit import KERNELS, Kernel, cache_can_be_written
 from octavo_kernels.decoder import decode
+from octavo_kernels.decoder_step import run_step
 from octavo_kernels.embed_tokens import EMBED
 from octavo_kernels.kv_write_problem import write as write_kernels
 from octavo_kernels.multiply import MULTIPLY
@@ -56,7 +57,7 @@ def serving_kernels(
         *(*threads.TEAM_KERNELS, linear, plan_units),
         *of_kinds,
         *(copy_pairs, mask_rows, penalize_rows, logprobs_rows),
-        *(decode, sample_rows),
+        *(decode, run_step, sample_rows),
     ]
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata
@@ -35,7 +36,14 @@ from octavo_kernels.write_kv_cache import write_kv_cache
 decode = Kernel("decoder.decode", "q")
 _CACHE_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
-_PROBLEM, _KEY_CACHE, _VALUE_CACHE_END = 4, 5, 7  # words of a layer
+PROBLEM_WORD, KEY_CACHE_WORD, VALUE_CACHE_WORD, SLOTS_WORD = 4, 5, 6, 7
+"""Words of a layer that differ from step to step, by index."""
+
+ATTENDED_WORD, SINKS_WORD = 3, 6
+"""Words of a problem of attention, likewise."""
+
+KEPT_TOKENS = 64
+"""Memory of steps is for multiples of so many tokens: 2 MiB each with the starter model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +64,13 @@ class DecoderLayer:
         down: Of the feed-forward.
         query_norm: ``[head_dim]`` float32, RMS norm of each query head, or None.
         key_norm: ``[head_dim]`` float32, likewise.
+        after_attention_norm: ``[hidden_size]`` float32, of what attention adds, or None.
+        after_ffn_norm: ``[hidden_size]`` float32, of what the feed-forward adds, or None.
+        gate_up_bias: One for each of `gate_up`, or None.
+        down_bias: ``[hidden_size]``, or None.
+        window: Positions that a token sees, itself included; None for all before it.
+        sinks: ``[num_heads]`` float32, as `paged_attention` takes them, or None.
+        cos_sin_cache: Angles of this layer, where they are not the decoder's.
     """
 
     input_norm: Tensor
@@ -68,6 +83,13 @@ class DecoderLayer:
     output_bias: Tensor | None = None
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
+    after_attention_norm: Tensor | None = None
+    after_ffn_norm: Tensor | None = None
+    gate_up_bias: Sequence[Tensor | None] | None = None
+    down_bias: Tensor | None = None
+    window: int | None = None
+    sinks: Tensor | None = None
+    cos_sin_cache: Tensor | None = None
 
 
 class Decoder:
@@ -82,6 +104,7 @@ class Decoder:
         eps: Of the norms.
         cos_sin_cache: ``[max_position, rotary_dim]`` float32, as `rotary_embedding` takes it.
         activation: ``silu``, ``gelu`` or ``gelu_tanh``.
+        soft_cap: Bound of the scores of attention; None for no bound.
 
     Raises:
         ValueError: Something is not supported in one call: sizes that are not multiples of
@@ -98,34 +121,36 @@ class Decoder:
         eps: float,
         cos_sin_cache: Tensor,
         activation: str = "silu",
+        soft_cap: float | None = None,
     ) -> None:
         self.layers = list(layers)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.eps, self.activation = eps, activation
+        self.eps, self.activation, self.soft_cap = eps, activation, soft_cap
         self.final_norm = final_norm.float().contiguous()
         self.cos_sin_cache = cos_sin_cache.float().contiguous()
         self.hidden_size = final_norm.shape[0]
         self.ffn_size = layers[0].down.shape[1]
         self._check()
         self._owned: list[Tensor] = []
-        self._layer_words = np.array([self._words_of(layer) for layer in self.layers], np.int64)
+        self._cos_sin_address = self._keep(self.cos_sin_cache)
+        self.layer_words = np.array([self._words_of(layer) for layer in self.layers], np.int64)
         # One problem of attention for each layer: they differ in where the caches are.
         self._problems = np.zeros((len(self.layers), PROBLEM_WORDS), np.int64)
-        self._layer_words[:, _PROBLEM] = self._problems.ctypes.data + (
+        self.layer_words[:, PROBLEM_WORD] = self._problems.ctypes.data + (
             8 * PROBLEM_WORDS * np.arange(len(self.layers))
         )
+        self.sink_addresses = [self._keep(layer.sinks) for layer in self.layers]
         self._bound_caches: list[tuple[Tensor, Tensor]] = []
         self._cache_addresses = np.zeros((len(self.layers), 2), np.int64)
-        self._buffers: _Buffers | None = None
+        self._buffers: DecoderBuffers | None = None
         self._eps_word: int = struct.unpack("<q", struct.pack("<f4x", eps))[0]
-        self._rotary_words = (self.cos_sin_cache.data_ptr(), self.cos_sin_cache.shape[1])
 
     def forward(
         self,
         hidden: Tensor,
         positions: Tensor,
         kv_caches: Sequence[tuple[Tensor, Tensor]],
-        metadata: AttentionMetadata,
+        metadata: AttentionMetadata | Sequence[AttentionMetadata],
         scale: float,
     ) -> Tensor:
         """Run all layers, and fill the KV cache.
@@ -136,7 +161,7 @@ class Decoder:
             positions: ``[num_tokens]`` integers.
             kv_caches: Key and value cache of each layer, ``[num_blocks, num_kv_heads,
                 block_size, head_dim]`` of float32, bfloat16 or float16.
-            metadata: How the tokens divide into requests.
+            metadata: How the tokens divide into requests, for all layers or for each.
             scale: Factor of the scores.
 
         Returns:
@@ -146,27 +171,84 @@ class Decoder:
         if num_tokens == 0:
             return hidden.clone()
         self._bind(kv_caches)
-        key_cache, value_cache = kv_caches[0]
         buffers = self._buffers_for(num_tokens)
-        problem = AttentionProblem(buffers.query, key_cache, value_cache, metadata, scale)
-        self._problems[:] = problem.words.numpy()
-        self._problems[:, 1:3] = self._cache_addresses
+        owned = self._describe_attention(
+            buffers.query[:num_tokens], kv_caches, self._by_layer(metadata), scale
+        )
         where = positions.to(torch.int32).contiguous()
-        slots = metadata.slot_mapping.to(torch.int32).contiguous()
         output = torch.empty_like(hidden)
         words = array(
             "q",
-            [
-                *(self._layer_words.ctypes.data, len(self.layers), hidden.data_ptr()),
-                *(self.hidden_size, num_tokens, self._eps_word, *self._rotary_words),
-                *(where.data_ptr(), slots.data_ptr(), self.num_heads, self.num_kv_heads),
-                *(self.head_dim, key_cache.shape[2], _CACHE_KINDS[key_cache.dtype]),
-                *(attend[key_cache.dtype].address, buffers.query.data_ptr()),
-                *(problem.output.data_ptr(), *buffers.words, output.data_ptr()),
-            ],
+            self.step_words(
+                buffers,
+                kv_caches[0][0],
+                layers=self.layer_words.ctypes.data,
+                hidden=hidden.data_ptr(),
+                num_tokens=num_tokens,
+                positions=where.data_ptr(),
+                attended=int(self._problems[0, ATTENDED_WORD]),
+                output=output.data_ptr(),
+            ),
         )
         decode(words.buffer_info()[0])
+        del owned  # what the words point to had to live as long
         return output
+
+    def _by_layer(
+        self, metadata: AttentionMetadata | Sequence[AttentionMetadata]
+    ) -> Sequence[AttentionMetadata]:
+        if isinstance(metadata, AttentionMetadata):
+            return [metadata] * len(self.layers)
+        return metadata
+
+    def _describe_attention(
+        self,
+        query: Tensor,
+        kv_caches: Sequence[tuple[Tensor, Tensor]],
+        metadata: Sequence[AttentionMetadata],
+        scale: float,
+    ) -> list[object]:
+        """Write each layer's problem; return what the words point to.
+
+        Layers with one window and one block table differ in their caches and sinks only.
+        """
+        owned: list[object] = []
+        kinds: dict[tuple[int, int | None], tuple[NDArray[np.int64], int]] = {}
+        for index, (layer, seen) in enumerate(zip(self.layers, metadata, strict=True)):
+            kind = id(seen), layer.window
+            if kind not in kinds:
+                problem = AttentionProblem(
+                    query, *kv_caches[index], seen, scale, window=kind[1], soft_cap=self.soft_cap
+                )
+                slots = seen.slot_mapping.to(torch.int32).contiguous()
+                kinds[kind] = problem.words.numpy(), slots.data_ptr()
+                owned += [problem, slots]
+            self._problems[index], self.layer_words[index, SLOTS_WORD] = kinds[kind]
+        self._problems[:, ATTENDED_WORD] = self._problems[0, ATTENDED_WORD]
+        self._problems[:, 1:3] = self._cache_addresses
+        self._problems[:, SINKS_WORD] = self.sink_addresses
+        return owned
+
+    def step_words(
+        self,
+        buffers: DecoderBuffers,
+        key_cache: Tensor,
+        *,
+        layers: int,
+        hidden: int,
+        num_tokens: int,
+        positions: int,
+        attended: int,
+        output: int,
+    ) -> list[int]:
+        """List the words of a step, see `octavo_kernels.cpu.decoder`; arguments are addresses."""
+        return [
+            *(layers, len(self.layers), hidden, self.hidden_size, num_tokens, self._eps_word),
+            *(self.cos_sin_cache.shape[1], positions, self.num_heads, self.num_kv_heads),
+            *(self.head_dim, key_cache.shape[2], _CACHE_KINDS[key_cache.dtype]),
+            *(attend[key_cache.dtype].address, buffers.query.data_ptr(), attended),
+            *(*buffers.words, output),
+        ]
 
     def _bind(self, kv_caches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Note where the caches are; from step to step they stay, and asking takes 0.1 ms."""
@@ -177,13 +259,11 @@ class Decoder:
             raise ValueError(f"{len(kv_caches)} KV caches for {len(self.layers)} layers")
         self._bound_caches = list(kv_caches)
         self._cache_addresses = np.array([[k.data_ptr(), v.data_ptr()] for k, v in kv_caches])
-        self._layer_words[:, _KEY_CACHE:_VALUE_CACHE_END] = self._cache_addresses
+        self.layer_words[:, KEY_CACHE_WORD : VALUE_CACHE_WORD + 1] = self._cache_addresses
 
-    def _buffers_for(self, num_tokens: int) -> _Buffers:
+    def _buffers_for(self, num_tokens: int) -> DecoderBuffers:
         """Return memory for a step, that of the last one if it fits."""
-        key = (num_tokens, get_num_threads())
-        if self._buffers is None or self._buffers.key != key:
-            self._buffers = _Buffers(self, *key)
+        self._buffers = buffers_for(self, num_tokens, self._buffers)
         return self._buffers
 
     def forward_reference(
@@ -191,30 +271,40 @@ class Decoder:
         hidden: Tensor,
         positions: Tensor,
         kv_caches: Sequence[tuple[Tensor, Tensor]],
-        metadata: AttentionMetadata,
+        metadata: AttentionMetadata | Sequence[AttentionMetadata],
         scale: float,
     ) -> Tensor:
         """Do the same with one public function after the other; `hidden` is left as it is."""
         residual = torch.zeros_like(hidden)
-        for layer, (key_cache, value_cache) in zip(self.layers, kv_caches, strict=True):
+        by_layer = zip(self.layers, kv_caches, self._by_layer(metadata), strict=True)
+        for layer, (key_cache, value_cache), seen in by_layer:
             normed, residual = fused_add_rms_norm(hidden, residual, layer.input_norm, self.eps)
-            biases = layer.qkv_bias or [None] * len(layer.qkv)
-            parts = [
-                quantized_matmul(normed, weight, bias)
-                for weight, bias in zip(layer.qkv, biases, strict=True)
-            ]
-            query, key, value = self._split(torch.cat(parts, dim=1))
+            query, key, value = self._split(_project(normed, layer.qkv, layer.qkv_bias))
             if layer.query_norm is not None:
                 query = self._norm_heads(query, layer.query_norm)
             if layer.key_norm is not None:
                 key = self._norm_heads(key, layer.key_norm)
-            query, key = rotary_embedding(positions, query, key, self.cos_sin_cache)
-            write_kv_cache(key, value, key_cache, value_cache, metadata.slot_mapping)
-            attended = paged_attention(query, key_cache, value_cache, metadata, scale)
+            cos_sin = self.cos_sin_cache if layer.cos_sin_cache is None else layer.cos_sin_cache
+            query, key = rotary_embedding(positions, query, key, cos_sin)
+            write_kv_cache(key, value, key_cache, value_cache, seen.slot_mapping)
+            attended = paged_attention(
+                query,
+                key_cache,
+                value_cache,
+                seen,
+                scale,
+                window=layer.window,
+                soft_cap=self.soft_cap,
+                sinks=layer.sinks,
+            )
             hidden = quantized_matmul(attended.flatten(1), layer.output, layer.output_bias)
+            if layer.after_attention_norm is not None:
+                hidden = rms_norm(hidden, layer.after_attention_norm, self.eps)
             normed, residual = fused_add_rms_norm(hidden, residual, layer.ffn_norm, self.eps)
-            gate_up = [quantized_matmul(normed, weight) for weight in layer.gate_up]
-            hidden = quantized_matmul(self._activate(torch.cat(gate_up, dim=1)), layer.down)
+            gate_up = _project(normed, layer.gate_up, layer.gate_up_bias)
+            hidden = quantized_matmul(self._activate(gate_up), layer.down, layer.down_bias)
+            if layer.after_ffn_norm is not None:
+                hidden = rms_norm(hidden, layer.after_ffn_norm, self.eps)
         return rms_norm(hidden + residual, self.final_norm, self.eps)
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,6 +329,12 @@ class Decoder:
                 f"activation is {self.activation!r}; it must be one of {', '.join(_ACTIVATIONS)}"
             )
         rotary_dim = self.cos_sin_cache.shape[1]
+        for layer in self.layers:
+            if layer.cos_sin_cache is not None and layer.cos_sin_cache.shape[1] != rotary_dim:
+                raise ValueError(
+                    f"layers rotate {layer.cos_sin_cache.shape[1]} and {rotary_dim} numbers of a "
+                    "head; in one call it must be the same"
+                )
         for name, size, multiple in [
             ("head_dim", self.head_dim, 8),
             ("rotary_dim", rotary_dim, 16),
@@ -258,20 +354,23 @@ class Decoder:
         """Addresses of a layer's weights; those of its caches come with each step."""
         return [
             self._keep(layer.input_norm),
-            self._parts(layer.qkv, layer.qkv_bias),
+            self.parts(layer.qkv, layer.qkv_bias),
             self._keep(layer.query_norm),
             self._keep(layer.key_norm),
-            *(0, 0, 0),
-            self._parts([layer.output], [layer.output_bias]),
+            *(0, 0, 0, 0),
+            self._keep(layer.cos_sin_cache) or self._cos_sin_address,
+            self.parts([layer.output], [layer.output_bias]),
+            self._keep(layer.after_attention_norm),
             self._keep(layer.ffn_norm),
-            self._parts(layer.gate_up),
-            self._parts([layer.down]),
+            self.parts(layer.gate_up, layer.gate_up_bias),
+            self.parts([layer.down], [layer.down_bias]),
+            self._keep(layer.after_ffn_norm),
         ]
 
-    def _parts(
+    def parts(
         self, weights: Sequence[PackedWeight], biases: Sequence[Tensor | None] | None = None
     ) -> int:
-        """Describe the projections of one input, and return where."""
+        """Describe projections of one input for the kernels, and return the address of that."""
         quantized = [weight.kind not in DENSE_KINDS for weight in weights]
         words = [len(weights), int(any(quantized))]
         column = 0
@@ -297,31 +396,69 @@ class Decoder:
         return kept.data_ptr()
 
 
-class _Buffers:
-    """Memory of one step."""
+def _project(
+    x: Tensor, weights: Sequence[PackedWeight], biases: Sequence[Tensor | None] | None
+) -> Tensor:
+    pairs = zip(weights, biases or [None] * len(weights), strict=True)
+    return torch.cat([quantized_matmul(x, weight, bias) for weight, bias in pairs], dim=1)
 
-    def __init__(self, decoder: Decoder, num_tokens: int, num_threads: int) -> None:
-        self.key = (num_tokens, num_threads)
+
+class DecoderBuffers:
+    """Memory of steps.
+
+    Args:
+        decoder: Whose steps.
+        capacity: Most tokens of a step.
+        num_threads: Threads that run it.
+
+    Attributes:
+        capacity: As given.
+        num_threads: As given.
+        fewest_tokens: A smaller step gives what a long prompt took back.
+        query: ``[capacity, num_heads, head_dim]`` float32.
+        words: What `Decoder.step_words` says of it.
+    """
+
+    def __init__(self, decoder: Decoder, capacity: int, num_threads: int) -> None:
+        self.capacity, self.num_threads = capacity, num_threads
+        # From two units of memory on, steps of less than half of it get their own.
+        self.fewest_tokens = 1 if capacity <= 2 * KEPT_TOKENS else capacity // 2
         query_size = decoder.num_heads * decoder.head_dim
         qkv_size = query_size + 2 * decoder.num_kv_heads * decoder.head_dim
         ffn_size = decoder.ffn_size
-        self.query = torch.empty(num_tokens, decoder.num_heads, decoder.head_dim)
-        self.qkv = torch.empty(num_tokens, qkv_size)
-        self.gate_up = torch.empty(num_tokens, 2 * ffn_size)
-        self.ffn_rows = torch.empty(num_tokens, ffn_size)
-        self.ffn_quantized = torch.empty(num_tokens * (ffn_size + ffn_size // 4), dtype=torch.uint8)
-        self.arguments = torch.empty(num_threads * ARGUMENT_BYTES, dtype=torch.uint8)
+        self.query = torch.empty(capacity, decoder.num_heads, decoder.head_dim)
+        self._qkv = torch.empty(capacity, qkv_size)
+        self._gate_up = torch.empty(capacity, 2 * ffn_size)
+        self._ffn_rows = torch.empty(capacity, ffn_size)
+        self._ffn_quantized = torch.empty(capacity * (ffn_size + ffn_size // 4), dtype=torch.uint8)
+        self._arguments = torch.empty(num_threads * ARGUMENT_BYTES, dtype=torch.uint8)
         # Rows as float32 and quantized: each thread's own if there are few, shared if many.
         widest = max(decoder.hidden_size, query_size)
-        normed_bytes = 4 * num_tokens * decoder.hidden_size
-        private_bytes = normed_bytes + num_tokens * (widest + widest // 4)
+        private_bytes = 4 * widest * PRIVATE_ROWS
         private_bytes = -(-private_bytes // 64) * 64  # a cache line has one owner
-        copies = num_threads if num_tokens <= PRIVATE_ROWS else 1
-        self.rows = torch.empty(copies * private_bytes, dtype=torch.uint8)
-        normed = self.rows.data_ptr()
+        rows_bytes = max(4 * widest * capacity, num_threads * private_bytes)
+        self._rows = torch.empty(2 * rows_bytes, dtype=torch.uint8)
+        # What a block with a norm behind it adds.
+        self._branch = torch.empty(capacity, decoder.hidden_size)
+        normed = self._rows.data_ptr()
         self.words = (
-            *(self.qkv.data_ptr(), qkv_size, self.gate_up.data_ptr(), ffn_size),
-            *(_ACTIVATIONS[decoder.activation], normed, normed + normed_bytes),
-            *(self.ffn_quantized.data_ptr(), self.ffn_rows.data_ptr()),
-            *(self.arguments.data_ptr(), private_bytes, decoder.final_norm.data_ptr()),
+            *(self._qkv.data_ptr(), qkv_size, self._gate_up.data_ptr(), ffn_size),
+            *(_ACTIVATIONS[decoder.activation], normed, normed + rows_bytes),
+            *(self._ffn_quantized.data_ptr(), self._ffn_rows.data_ptr()),
+            *(self._arguments.data_ptr(), private_bytes, decoder.final_norm.data_ptr()),
+            self._branch.data_ptr(),
         )
+
+    def fits(self, num_tokens: int, num_threads: int) -> bool:
+        """Whether a step has room, and not far too much of it."""
+        fits = self.fewest_tokens <= num_tokens <= self.capacity
+        return fits and num_threads == self.num_threads
+
+
+def buffers_for(decoder: Decoder, num_tokens: int, last: DecoderBuffers | None) -> DecoderBuffers:
+    """Return memory for a step: the last step's if it fits, so that most steps allocate none."""
+    num_threads = get_num_threads()
+    if last is not None and last.fits(num_tokens, num_threads):
+        return last
+    capacity = -(-num_tokens // KEPT_TOKENS) * KEPT_TOKENS
+    return DecoderBuffers(decoder, capacity, num_threads)

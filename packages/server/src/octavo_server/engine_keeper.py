@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from octavo_core import wire
 from octavo_core.config import EngineConfig
 from octavo_core.errors import EngineDeadError, OctavoError, RequestFailedError
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 _END_SECONDS = 2.0
 # An operator function waits for the step that runs; a long prefill takes its time.
 _CALL_SECONDS = 120.0
+# What of `SchedulerStats` only grows. Each engine counts from 0, and a dashboard sees one server.
+_TOTALS = ("num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "host_cache_hits")
 
 
 class EngineKeeper:
@@ -42,7 +46,8 @@ class EngineKeeper:
         self.state = EngineState.STARTING
         self.stage = "starting the engine process"
         self.progress: float | None = None
-        self.stats = wire.SchedulerStats()
+        self._stats = wire.SchedulerStats()
+        self._past_stats = wire.SchedulerStats()  # of engines that are gone
         self.limits: wire.Ready | None = None
         self._ledger = RequestLedger()
         self._call_ids = itertools.count(1)
@@ -56,6 +61,15 @@ class EngineKeeper:
         self._ready: asyncio.Future[wire.Ready] = loop.create_future()
         self._death: asyncio.Future[OctavoError] = loop.create_future()
         self._link = EngineLink(process, self._handle, self._on_engine_end)
+
+    @property
+    def stats(self) -> wire.SchedulerStats:
+        """The engine's load after its last step; totals count the engines before it, too."""
+        totals = {name: getattr(self._past_stats, name) for name in _TOTALS}
+        return msgspec.structs.replace(
+            self._stats,
+            **{name: past + getattr(self._stats, name) for name, past in totals.items()},
+        )
 
     @property
     def num_in_flight(self) -> int:
@@ -160,7 +174,7 @@ class EngineKeeper:
     def _handle(self, message: wire.ToFront) -> None:
         match message:
             case wire.EngineCoreOutputs(outputs, stats):
-                self.stats = stats or self.stats
+                self._stats = stats or self._stats
                 self._ledger.note(outputs)
                 self.on_outputs(outputs)
                 self._progressed.set()
@@ -215,7 +229,7 @@ class EngineKeeper:
         self._fail_calls(EngineDeadError(f"{error}; another one is being started"))
         self.state = EngineState.RESTARTING
         self.stage, self.progress = "starting another engine process", None
-        self.stats = wire.SchedulerStats()
+        self._forget_load()
         self._quarantine(self._ledger.note_crash())
         if self._recovery is not None:
             self._recovery.cancel()
@@ -259,6 +273,12 @@ class EngineKeeper:
         self._enter_ready()
         logger.info("The new engine is ready and has %d requests in flight", len(self._ledger))
 
+    def _forget_load(self) -> None:
+        """Keep what an engine that is gone had counted, and nothing of its load."""
+        totals = self.stats
+        kept = {name: getattr(totals, name) for name in _TOTALS}
+        self._past_stats, self._stats = wire.SchedulerStats(**kept), wire.SchedulerStats()
+
     def _submit(self, requests: list[wire.EngineCoreRequest]) -> None:
         for request in requests:
             self._send(wire.AddRequest(request))
@@ -270,6 +290,7 @@ class EngineKeeper:
         # A failed start is told by `wait_ready`, and needs to be said only once.
         is_news = self._ready.done() and not self._closing
         self.state = EngineState.DEAD
+        self._forget_load()
         self.stage, self.progress = str(error), None
         self._death.set_result(error)
         if not self._ready.done():
@@ -299,7 +320,7 @@ def _with_limits(config: EngineConfig, ready: wire.Ready) -> EngineConfig:
     return config.replace(
         "the engine before",
         max_model_len=ready.max_model_len,
-        num_gpu_blocks_override=ready.num_blocks,
+        num_gpu_blocks_override=ready.num_blocks or None,  # an encoder has none
     )
 
 

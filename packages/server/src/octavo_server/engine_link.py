@@ -11,9 +11,9 @@ import zmq
 import zmq.asyncio
 
 from octavo_core import wire
-from octavo_core.config import EngineConfig
+from octavo_core.config import EngineConfig, ParallelConfig
 from octavo_core.errors import EngineDeadError, OctavoError, error_named
-from octavo_core.process import HeartbeatMonitor
+from octavo_core.process import HeartbeatMonitor, StepMonitor
 from octavo_server.engine_process import EngineProcess
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class EngineLink:
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.bind(process.address)
         self._monitor: HeartbeatMonitor | None = None
+        self._step_monitor: StepMonitor | None = None
         self._tasks = [self._loop.create_task(self._read())]
         self._loop.add_reader(process.process.sentinel, self._on_process_end)
 
@@ -105,9 +106,8 @@ class EngineLink:
 
     def _handle(self, identity: bytes, message: wire.ToFront) -> None:
         match message:
-            case wire.Heartbeat():
-                if self._monitor is not None:
-                    self._monitor.beat()
+            case wire.Heartbeat(step):
+                self._note_beat(step)
             case wire.Hello():
                 self._identity = identity
                 self._configure_if_met()
@@ -116,14 +116,29 @@ class EngineLink:
             case wire.Ready():
                 assert self._config is not None
                 self._is_ready = True
-                self._watch_over(self._config.parallel.heartbeat_timeout)
+                self._watch_over(self._config.parallel)
                 self._on_message(message)
             case _:
                 self._on_message(message)
 
-    def _watch_over(self, timeout: float) -> None:
+    def _watch_over(self, config: ParallelConfig) -> None:
+        timeout = config.heartbeat_timeout
         self._monitor = HeartbeatMonitor(timeout)
+        self._step_monitor = StepMonitor(config.step_timeout, self._monitor.interval)
         self._tasks.append(self._loop.create_task(self._listen_for_beats(self._monitor, timeout)))
+
+    def _note_beat(self, step: int | None) -> None:
+        if self._monitor is None or self._step_monitor is None or self._config is None:
+            return
+        self._monitor.beat()
+        if not self._step_monitor.beat(step):
+            timeout = self._config.parallel.step_timeout
+            self._end(
+                EngineDeadError(
+                    f"the engine has been in one step for more than {timeout:g} seconds "
+                    f"(--step-timeout)"
+                )
+            )
 
     async def _listen_for_beats(self, monitor: HeartbeatMonitor, timeout: float) -> None:
         while monitor.tick():

@@ -33,6 +33,7 @@ from octavo_core.executor import ProgressCallback
 from octavo_core.kv_events import KVEvent
 from octavo_core.process import (
     BEATS_PER_TIMEOUT,
+    StepCounter,
     exit_with_parent,
     start_heartbeat,
     start_without_interrupts,
@@ -155,9 +156,13 @@ class FrontLink:
 
     Args:
         address: ZMQ address that the front listens on.
+
+    Attributes:
+        steps: What the main thread is at; heartbeats tell it.
     """
 
     def __init__(self, address: str) -> None:
+        self.steps = StepCounter()
         self._address = address
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -201,13 +206,12 @@ class FrontLink:
         self._heart_socket = self._context.socket(zmq.DEALER)
         self._heart_socket.set(zmq.SNDHWM, BEATS_PER_TIMEOUT)
         self._heart_socket.connect(self._address)
-        frame = wire.encode(wire.Heartbeat())
         heart_socket = self._heart_socket
 
         def beat() -> None:
             # Full, or closed in the meantime: nobody waits for this one.
             with contextlib.suppress(zmq.ZMQError):
-                heart_socket.send(frame, zmq.NOBLOCK)
+                heart_socket.send(wire.encode(wire.Heartbeat(self.steps.running)), zmq.NOBLOCK)
 
         self._heart = start_heartbeat(timeout, beat)
 
@@ -228,12 +232,17 @@ def _run_loop(engine: Engine, link: FrontLink, publisher: KVEventPublisher | Non
         while message is not None:
             if isinstance(message, wire.Shutdown):
                 return
-            _handle(engine, link, message)
+            with link.steps:
+                _handle(engine, link, message)
             message = link.receive()
         if engine.has_unfinished_requests():
-            link.send(engine.step())
+            # Sending is not in it: how quickly the front reads is no fault of ours.
+            with link.steps:
+                outputs = engine.step()
+            link.send(outputs)
         else:
-            engine.check_health()
+            with link.steps:
+                engine.check_health()
             interval = _HEALTH_INTERVAL
         if publisher is not None:
             publisher.publish(engine.take_kv_events())
@@ -260,12 +269,14 @@ def _handle(engine: Engine, link: FrontLink, message: wire.ToEngine) -> None:
 def _build_engine(config: EngineConfig) -> Engine:
     from octavo_core.engine_core import EngineCore
     from octavo_core.model_spec import read_model_spec
+    from octavo_core.pooler_spec import read_pooler_spec
     from octavo_server.grammar_compilers import make_grammar_compiler
     from octavo_worker.executors import create_executor
 
     spec = read_model_spec(config.model_path)
-    grammars = make_grammar_compiler(config.model_path, spec)
-    return EngineCore(config, spec, create_executor(config, spec), grammars)
+    pooler = read_pooler_spec(config, spec)
+    grammars = None if pooler is not None else make_grammar_compiler(config.model_path, spec)
+    return EngineCore(config, spec, create_executor(config, spec), grammars, pooler)
 
 
 def _ignore_sigterm() -> None:

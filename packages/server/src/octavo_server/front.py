@@ -316,10 +316,12 @@ class Front:
         # Only now, so that the engine does not wait for these imports (0.4 s) to hear of its model.
         from octavo_core.memory_planner import longest_model_len
         from octavo_core.model_spec import read_model_spec
+        from octavo_core.pooler_spec import read_pooler_spec
         from octavo_server.answer_parser import AnswerFormat
         from octavo_server.api.context import LoadedModel
         from octavo_server.input_processor import InputProcessor
         from octavo_server.output_processor import OutputProcessor
+        from octavo_server.pooling_input_processor import PoolingInputProcessor
         from octavo_server.sampling_defaults import read_sampling_defaults
         from octavo_server.tokenizer import load_tokenizer, read_chat_template
 
@@ -328,19 +330,24 @@ class Front:
             tokenizer.chat_template = read_chat_template(template)
         spec = await _in_daemon_thread(lambda: read_model_spec(path))
         client.output_processor = OutputProcessor(tokenizer)
-        input_processor = InputProcessor(
-            tokenizer,
-            spec,
-            longest_model_len(spec, self._config),
-            self._config.scheduler.scheduling_policy,
+        pooler = read_pooler_spec(
+            self._config.replace("the model that was found", model_path=str(path)), spec
         )
+        length, policy = longest_model_len(spec, self._config), self._config.scheduler
+        if pooler is None:
+            input_processor = InputProcessor(tokenizer, spec, length, policy.scheduling_policy)
+        else:
+            input_processor = PoolingInputProcessor(
+                tokenizer, spec, pooler, length, policy.scheduling_policy
+            )
         chat_problem = await _in_daemon_thread(input_processor.chat_problem)
-        if chat_problem is not None:
+        if chat_problem is not None and pooler is None:
             logger.warning("Chat requests will be refused. %s", chat_problem)
         answer_format = AnswerFormat.of(tokenizer.chat_template, self._config.server)
         ready = await client.wait_ready()
         input_processor.set_limits(ready.max_model_len, ready.kv_cache_tokens)
-        logger.info("Calls of tools and reasoning are read as %s", answer_format.describe())
+        if pooler is None:
+            logger.info("Calls of tools and reasoning are read as %s", answer_format.describe())
         return LoadedModel(
             name=name,
             max_model_len=ready.max_model_len,
@@ -381,7 +388,7 @@ class Front:
         return on_progress
 
     def _announce(self, model: LoadedModel) -> None:
-        announce(self._config, self._listener, model.name, can_chat=model.can_chat)
+        announce(self._config, self._listener, model.name, *example_request(model))
 
     async def _drain(self, context: ServerContext, server: uvicorn.Server) -> None:
         """Take nothing new, and let what runs finish in time or end with an error."""
@@ -414,21 +421,31 @@ class Front:
         forced.cancel()
 
 
+def example_request(model: LoadedModel) -> tuple[str, dict[str, Any]]:
+    """Return a path and the body's fields of a request that a model answers."""
+    if model.pooler is not None:
+        path = "/classify" if model.pooler.is_classifier else "/v1/embeddings"
+        return path, {"input": "Octopuses have three hearts."}
+    # Greedy: small models say odd things at a temperature of 1.
+    options = {"max_tokens": 64, "temperature": 0}
+    if model.can_chat:
+        question = {"role": "user", "content": "What is the chemical symbol for water?"}
+        return "/v1/chat/completions", {"messages": [question], **options}
+    return "/v1/completions", {"prompt": "Once upon a time", **options}
+
+
 def announce(
-    config: EngineConfig, listener: socket.socket, model_name: str, *, can_chat: bool
+    config: EngineConfig,
+    listener: socket.socket,
+    model_name: str,
+    path: str,
+    fields: dict[str, Any],
 ) -> None:
-    """Print where the server is, and a command that tries it."""
+    """Print where the server is, and a command that tries it: an `example_request`."""
     host, port = config.server.host, listener.getsockname()[1]
     scheme = "http" if config.access.ssl_certfile is None else "https"
     print(f"Octavo {__version__} serves {model_name} at {scheme}://{_url_host(host)}:{port}")
-    prompt: Any
-    if can_chat:
-        question = {"role": "user", "content": "What is the capital of France?"}
-        path, field, prompt = "/v1/chat/completions", "messages", [question]
-    else:
-        path, field, prompt = "/v1/completions", "prompt", "Once upon a time"
-    # Greedy: small models say odd things at a temperature of 1.
-    body = {"model": model_name, field: prompt, "max_tokens": 64, "temperature": 0}
+    body = {"model": model_name, **fields}
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     access = config.access
     key = "-H 'X-Api-Key: KEY' " if access.api_key or access.api_key_file else ""

@@ -31,6 +31,7 @@ from octavo_server.front import (
     warn_of_open_door,
 )
 from octavo_server.front_hub import FrontHub
+from octavo_server.front_wire import FrontReady
 from octavo_server.keys import make_key_ring
 from octavo_server.logging_setup import configure_logging
 from octavo_server.sub_front import FrontProcess
@@ -233,10 +234,16 @@ class FrontGroup:
         loop = asyncio.get_running_loop()
         loop.add_reader(front.process.sentinel, self._on_front_end, front)
 
-    def _on_ready(self, index: int, can_chat: bool) -> None:
+    def _on_ready(self, index: int, ready: FrontReady) -> None:
         self._fronts[index].is_ready = True
         if not self._all_ready.is_set() and all(front.is_ready for front in self._fronts):
-            announce(self._config, self._listeners[0], self._model_name, can_chat=can_chat)
+            announce(
+                self._config,
+                self._listeners[0],
+                self._model_name,
+                ready.example_path,
+                ready.example_fields,
+            )
             self._all_ready.set()
 
     def _on_front_failure(self, index: int, error: OctavoError) -> None:

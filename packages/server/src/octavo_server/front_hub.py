@@ -57,7 +57,7 @@ class FrontHub:
         self._engine = engine
         self._config = config
         self._model: front_wire.ModelFound | None = None
-        self.on_ready: Callable[[int, bool], None] = lambda index, can_chat: None
+        self.on_ready: Callable[[int, front_wire.FrontReady], None] = lambda index, ready: None
         self.on_failure: Callable[[int, OctavoError], None] = lambda index, error: None
         # Of the fronts that are there, by index, and the other way round.
         self._identities: dict[int, bytes] = {}
@@ -172,9 +172,9 @@ class FrontHub:
                 self._reports[index] = report
             case front_wire.FrontAnswer(call_id, result):
                 self._settle(call_id, result)
-            case front_wire.FrontReady(can_chat):
+            case front_wire.FrontReady():
                 self._is_serving = True
-                self.on_ready(index, can_chat)
+                self.on_ready(index, message)
             case wire.Failed(text, kind, field):
                 self.on_failure(index, error_named(kind, text, field, default=EngineDeadError))
             case wire.UtilityCall(call_id, method, args):

@@ -37,9 +37,15 @@ class FrontHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class FrontReady(msgspec.Struct, frozen=True, tag=True):
-    """The front takes requests."""
+    """The front takes requests.
 
-    can_chat: bool
+    Attributes:
+        example_path: Of a request that the model answers.
+        example_fields: Likewise, of its body.
+    """
+
+    example_path: str
+    example_fields: dict[str, Any]
 
 
 class AddRequests(msgspec.Struct, frozen=True, tag=True):

@@ -34,10 +34,12 @@ class Verdict(msgspec.Struct, frozen=True):
     Attributes:
         params: The constraint in the form that is quickest to compile; None if it is no good.
         error: What is wrong with it, for the client.
+        is_of_today: It may be another one when the machine has more time.
     """
 
     params: StructuredOutputsParams | None = None
     error: str | None = None
+    is_of_today: bool = False
 
 
 def main() -> None:
@@ -102,6 +104,14 @@ def too_large() -> str:
 def too_slow() -> str:
     """Return what a client is told of a constraint that takes too long."""
     return f"structured_outputs takes more than {CPU_SECONDS} s to compile; make it simpler."
+
+
+def too_slow_today() -> str:
+    """Return what a client is told of a constraint that took long beside everything else."""
+    return (
+        "structured_outputs takes too long to compile on a server that is as busy as this one is; "
+        "make it simpler, or try again later."
+    )
 
 
 def _limit_memory() -> None:

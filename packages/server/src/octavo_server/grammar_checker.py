@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import os
 import signal
 import sys
+import time
 from collections import OrderedDict
 
 import msgspec
@@ -14,18 +17,24 @@ import msgspec
 from octavo_core.errors import InvalidRequestError, QueueFullError
 from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_server.grammar_check_process import (
+    CPU_SECONDS,
     Verdict,
     frame_of,
     too_large,
     too_slow,
+    too_slow_today,
 )
 
 logger = logging.getLogger(__name__)
 
 MAX_VERDICTS = 256
 
-# The limit is CPU time, which the kernel watches. This one is for a machine that has none to give.
+# The limit is CPU time, which the kernel watches. These are for a machine that has little to
+# give: after so many seconds a constraint that has had its share is given up, and one that has
+# not got a turn may wait on.
 _MAX_SECONDS = 4.0
+_SHARE = CPU_SECONDS / 4
+_MAX_STARVED_SECONDS = 30.0
 _START_SECONDS = 30.0
 _QUEUE_SECONDS = 10.0
 
@@ -69,7 +78,8 @@ class GrammarChecker:
                 verdict = self._verdicts.get(key) or await self._try_out(key)
             finally:
                 self._turn.release()
-        self._remember(key, verdict)
+        if not verdict.is_of_today:
+            self._remember(key, verdict)
         if verdict.params is None:
             raise InvalidRequestError(verdict.error or "", field=field)
         return msgspec.structs.replace(verdict.params, after=params.after)
@@ -93,12 +103,16 @@ class GrammarChecker:
         assert process.stdout is not None
         try:
             process.stdin.write(frame_of(msgspec.msgpack.encode(params)))
-            frame = await asyncio.wait_for(_read_frame(process.stdout), _MAX_SECONDS)
-            return msgspec.msgpack.decode(frame, type=Verdict)
+            return await _read_verdict(process.stdout, process.pid)
+        except _StarvedError:
+            await self._end_process()
+            raise QueueFullError(
+                "the server has no time for constraints just now; try again later."
+            ) from None
         except TimeoutError:
             logger.warning("A constraint was given up after %g s", _MAX_SECONDS)
             await self._end_process()
-            return Verdict(error=too_slow())
+            return Verdict(error=too_slow_today(), is_of_today=True)
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._end_process()
             logger.warning("A constraint has ended its process with exit code %s", code)
@@ -142,6 +156,41 @@ class GrammarChecker:
                 if process.returncode is None:
                     process.kill()
         return await process.wait()
+
+
+class _StarvedError(Exception):
+    """The process got no time to work in."""
+
+
+async def _read_verdict(stdout: asyncio.StreamReader, pid: int) -> Verdict:
+    """Wait for the answer about one constraint.
+
+    Raises:
+        TimeoutError: It has had time enough.
+        _StarvedError: It has had hardly any, and waited for long.
+    """
+    started = _cpu_seconds(pid)
+    reading = asyncio.ensure_future(_read_frame(stdout))
+    try:
+        for _ in range(math.ceil(_MAX_STARVED_SECONDS / _MAX_SECONDS)):
+            done, _ = await asyncio.wait({reading}, timeout=_MAX_SECONDS)
+            if done:
+                return msgspec.msgpack.decode(reading.result(), type=Verdict)
+            if _cpu_seconds(pid) - started >= _SHARE:
+                raise TimeoutError
+        raise _StarvedError
+    finally:
+        reading.cancel()
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Seconds that a process has computed; where that can't be known, as long as it has lived."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _read_frame(stream: asyncio.StreamReader) -> bytes:

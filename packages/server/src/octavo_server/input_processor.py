@@ -5,6 +5,7 @@ Whatever could make the engine stumble is refused here, before anything is queue
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from octavo_server.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from octavo_server.chat_template import ChatTemplate, ControlTokenGuard
+
+logger = logging.getLogger(__name__)
 
 
 class InputProcessor:
@@ -52,6 +55,7 @@ class InputProcessor:
         self._takes_priority = scheduling_policy not in ("fcfs", "fair_share")
         self._takes_tenant = scheduling_policy not in ("fcfs", "priority")
         self._scheduling_policy = scheduling_policy
+        _warn_of_tokens_beyond(tokenizer, spec.vocab_size)
         ids = dict.fromkeys((*spec.eos_token_ids, *tokenizer.eos_token_ids))
         self._eos_token_ids = tuple(i for i in ids if 0 <= i < spec.vocab_size)
 
@@ -98,7 +102,7 @@ class InputProcessor:
         """
         _check_texts(params, cache_salt, tenant)
         if isinstance(prompt, str):
-            _check_text(field, prompt)
+            check_text(field, prompt)
             prompt_token_ids = self.tokenizer.encode(prompt, add_special_tokens)
         else:
             prompt_token_ids = list(prompt)
@@ -185,7 +189,7 @@ class InputProcessor:
         Raises:
             InvalidRequestError: It has half a character.
         """
-        _check_text("prompt", prompt)
+        check_text("prompt", prompt)
         return self.tokenizer.encode(prompt, add_special_tokens)
 
     def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
@@ -199,7 +203,7 @@ class InputProcessor:
         text = self._usable_chat_template().render(
             [_with_text_content(message) for message in messages], **options
         )
-        _check_text("messages", text)
+        check_text("messages", text)
         return text
 
     def chat_problem(self) -> str | None:
@@ -430,19 +434,35 @@ def _with_text_content(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "\n".join(texts)}
 
 
+def _warn_of_tokens_beyond(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Say so if the tokenizer knows tokens that the model has no embedding for."""
+    highest = max([tokenizer.vocab_size - 1, *tokenizer.added_tokens.values()])
+    if highest >= vocab_size:
+        logger.warning(
+            "The tokenizer has ids up to %d, and the model embeds 0 to %d: prompts that hold "
+            "others are refused. The tokenizer may be another model's",
+            highest,
+            vocab_size - 1,
+        )
+
+
 def _check_texts(params: SamplingParams, cache_salt: str | None, tenant: str | None) -> None:
     for string in params.stop:
-        _check_text("stop", string)
+        check_text("stop", string)
     for word in params.bad_words:
-        _check_text("bad_words", word)
+        check_text("bad_words", word)
     if cache_salt is not None:
-        _check_text("cache_salt", cache_salt)
+        check_text("cache_salt", cache_salt)
     if tenant is not None:
-        _check_text("user", tenant)
+        check_text("user", tenant)
 
 
-def _check_text(field: str, text: str) -> None:
-    """Refuse half of a surrogate pair, which JSON can spell but UTF-8 can't."""
+def check_text(field: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can spell but UTF-8 can't.
+
+    Raises:
+        InvalidRequestError: The text has one; `field` is for the message.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

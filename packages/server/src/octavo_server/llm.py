@@ -13,8 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import count
 from types import FrameType, TracebackType
 from typing import Any
@@ -28,12 +27,16 @@ from octavo_core.config import resolve_config
 from octavo_core.errors import ConfigError, InvalidRequestError
 from octavo_core.memory_planner import longest_model_len
 from octavo_core.model_spec import read_model_spec
+from octavo_core.pooler_spec import read_pooler_spec
+from octavo_core.pooling_params import PooledOutput
 from octavo_core.sampling_params import SamplingParams
-from octavo_core.wire import EngineCoreRequest
+from octavo_core.wire import EngineCoreOutputs, EngineCoreRequest
 from octavo_server.grammar_compilers import make_grammar_compiler
 from octavo_server.input_processor import InputProcessor
 from octavo_server.model_source import resolve_model
 from octavo_server.output_processor import OutputProcessor
+from octavo_server.pooling_input_processor import PoolingInputProcessor
+from octavo_server.pooling_llm import PoolingMethods
 from octavo_server.position_logprobs import to_prompt_positions
 from octavo_server.request_output import OutputAccumulator, OutputDelta, RequestOutput
 from octavo_server.sampling_defaults import read_sampling_defaults
@@ -44,7 +47,7 @@ Conversation = Sequence[dict[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(PoolingMethods):
     """A model, loaded and ready to answer.
 
     Args:
@@ -81,21 +84,23 @@ class LLM:
         )
         config = config.replace("the model's location", model_path=str(resolved.path))
         spec = read_model_spec(resolved.path)
+        pooler = read_pooler_spec(config, spec)
         self.tokenizer = load_tokenizer(resolved.path)
         if config.server.chat_template is not None:
             self.tokenizer.chat_template = read_chat_template(config.server.chat_template)
         self._default_params = SamplingParams(**read_sampling_defaults(resolved.path))
         self._output_processor = OutputProcessor(self.tokenizer)
-        self._input_processor = InputProcessor(
-            self.tokenizer,
-            spec,
-            longest_model_len(spec, config),
-            config.scheduler.scheduling_policy,
+        length, policy = longest_model_len(spec, config), config.scheduler.scheduling_policy
+        self._input_processor = (
+            InputProcessor(self.tokenizer, spec, length, policy)
+            if pooler is None
+            else PoolingInputProcessor(self.tokenizer, spec, pooler, length, policy)
         )
         self._ids = count()
         self._lock = threading.Lock()
         self._grammars = make_grammar_compiler(resolved.path, spec, self.tokenizer)
-        self.engine = EngineCore(config, spec, create_executor(config, spec), self._grammars)
+        executor = create_executor(config, spec)
+        self.engine = EngineCore(config, spec, executor, self._grammars, pooler)
         try:
             ready = self.engine.start(_no_progress)
         except BaseException:
@@ -194,6 +199,11 @@ class LLM:
         prepare: Callable[[Any, str, SamplingParams], _Job],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
+        if isinstance(self._input_processor, PoolingInputProcessor):
+            raise InvalidRequestError(
+                "this model pools texts and generates none; use embed, encode, classify or score.",
+                field="model",
+            )
         all_params = self._params_for(items, sampling_params)
         jobs = [
             prepare(item, f"llm-{next(self._ids)}", params)
@@ -201,13 +211,25 @@ class LLM:
         ]
         with self._lock:
             self._check_grammars(all_params)
-            try:
-                self._add(jobs)
-                self._step_until_done(jobs, use_tqdm)
-            except BaseException:
-                self._abort(jobs)
-                raise
+            self._run_jobs(jobs, use_tqdm)
         return [self._result(job) for job in jobs]
+
+    def _run_pooling(
+        self, requests: Sequence[EngineCoreRequest], use_tqdm: bool
+    ) -> list[PooledOutput]:
+        jobs = [_Job(request.request_id, None, [request]) for request in requests]
+        with self._lock:
+            self._run_jobs(jobs, use_tqdm)
+        pooled = [job.accumulator.pooled for job in jobs]
+        return [output for output in pooled if output is not None]
+
+    def _run_jobs(self, jobs: Sequence[_Job], use_tqdm: bool) -> None:
+        try:
+            self._add(jobs)
+            self._step_until_done(jobs, use_tqdm)
+        except BaseException:
+            self._abort(jobs)
+            raise
 
     def _result(self, job: _Job) -> RequestOutput:
         result = job.accumulator.result()
@@ -253,11 +275,10 @@ class LLM:
 
     def _step_until_done(self, jobs: Sequence[_Job], use_tqdm: bool) -> None:
         by_id = {job.request_id: job for job in jobs}
-        with _Progress(len(jobs), use_tqdm) as progress:
+        with _Progress(len(jobs), use_tqdm) as progress, _Interrupts() as interrupts:
             while by_id:
                 assert self.engine.has_unfinished_requests(), "the engine lost a request"
-                with _interrupts_held():
-                    outputs = self.engine.step().outputs
+                outputs = interrupts.hold(self.engine.step).outputs
                 deltas, to_abort = self._output_processor.process(outputs)
                 if to_abort:
                     self.engine.abort_requests(to_abort)
@@ -315,30 +336,49 @@ class _Progress:
         self._bar.close()
 
 
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Put off a Ctrl-C until the end of a step, so that scheduler and worker agree.
+class _Interrupts:
+    """Puts off a Ctrl-C until the end of a step, so that scheduler and worker agree.
 
-    A second one comes through at once.
+    A second one comes through at once. The handler is set once for all steps: to set it and take
+    it back takes 120 us.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[tuple[int, FrameType | None]] = []
 
-    def hold(number: int, frame: FrameType | None) -> None:
-        held.append((number, frame))
-        if len(held) > 1:
-            handler(number, frame)
+    def __init__(self) -> None:
+        self._handler: Callable[[int, FrameType | None], Any] | None = None
+        self._is_holding = False
+        self._held: tuple[int, FrameType | None] | None = None
 
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if held:
-        handler(*held[0])
+    def __enter__(self) -> _Interrupts:
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+
+    def hold(self, step: Callable[[], EngineCoreOutputs]) -> EngineCoreOutputs:
+        """Run a step; what came in the meantime comes after it."""
+        self._is_holding = True
+        try:
+            return step()
+        finally:
+            self._is_holding = False
+            if self._held is not None:
+                self._release(*self._held)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._is_holding and self._held is None:
+            self._held = number, frame
+        else:
+            self._release(number, frame)
+
+    def _release(self, number: int, frame: FrameType | None) -> None:
+        self._held = None
+        assert self._handler is not None
+        self._handler(number, frame)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

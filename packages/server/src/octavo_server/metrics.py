@@ -184,6 +184,8 @@ class ServingMetrics:
             if not progress.is_scored:
                 progress.num_output_tokens += num_tokens
                 self._generated_in_step += num_tokens
+        if delta.pooled is not None:
+            self._add_pooled(progress, delta, now)
         if delta.finish_reason is not None:
             self.finish(progress, delta.finish_reason, now)
 
@@ -226,6 +228,14 @@ class ServingMetrics:
         progress.first_token_time = now
         progress.num_cached_tokens = delta.num_cached_tokens
         self.time_to_first_token.observe(_seconds(progress.arrival_time, now))
+        self.num_prompt_tokens += progress.num_prompt_tokens
+        self.num_cached_tokens += delta.num_cached_tokens
+        self._prefilled_in_step += progress.num_prompt_tokens - delta.num_cached_tokens
+
+    def _add_pooled(self, progress: ChoiceProgress, delta: OutputDelta, now: float) -> None:
+        """Count a text that was pooled. It has no token, so the times of tokens know nothing."""
+        progress.first_token_time = progress.last_token_time = now
+        progress.num_cached_tokens = delta.num_cached_tokens
         self.num_prompt_tokens += progress.num_prompt_tokens
         self.num_cached_tokens += delta.num_cached_tokens
         self._prefilled_in_step += progress.num_prompt_tokens - delta.num_cached_tokens

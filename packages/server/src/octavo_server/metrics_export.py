@@ -15,7 +15,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from octavo_core.wire import SchedulerStats
-from octavo_server.engine_handle import EngineState
 from octavo_server.http_counts import HTTPCounts
 from octavo_server.metrics import Histogram, ServingMetrics
 
@@ -116,8 +115,6 @@ def _serving_families(
 
 def _add_load(page: _Page, context: ServerContext, stats: SchedulerStats) -> None:
     client = context.client
-    # The last word of an engine that is gone says nothing about now.
-    stats = SchedulerStats() if client.state is EngineState.DEAD else stats
     waiting = "num_requests_waiting"
     page.gauge("num_requests_running", "Requests that run.", stats.num_running)
     page.gauge(waiting, "Requests in line.", stats.num_waiting)

@@ -154,6 +154,7 @@ class _Choice:
             prompt_logprobs=output.prompt_logprobs,
             scheduled_time=output.scheduled_time,
             num_preemptions=output.num_preemptions,
+            pooled=output.pooled,
         )
 
     def _logprobs(

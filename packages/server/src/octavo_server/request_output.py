@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo_core.errors import OctavoError, RequestFailedError, error_named
+from octavo_core.pooling_params import PooledOutput
 from octavo_core.wire import TokenLogprobs
 
 
@@ -77,6 +78,7 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
         error: Set together with finish_reason ``error``.
         prompt_logprobs: In the first delta, if asked for: one entry for each token of the
             prompt but the first, not spelt out yet.
+        pooled: What a pooling request asked for, in its only delta.
     """
 
     request_id: str
@@ -92,6 +94,7 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     scheduled_time: float = 0.0
     num_preemptions: int = 0
+    pooled: PooledOutput | None = None
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +162,11 @@ class OutputAccumulator:
         self._choices[delta.index].add(delta)
         self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
 
+    @property
+    def pooled(self) -> PooledOutput | None:
+        """What a pooling request has brought."""
+        return self._choices[0].pooled
+
     def result(self) -> RequestOutput:
         """Return what has been added so far.
 
@@ -185,6 +193,7 @@ class _Choice:
         self.stop_reason: int | str | None = None
         self.error: OutputError | None = None
         self.prompt_logprobs: list[TokenLogprobs] | None = None
+        self.pooled: PooledOutput | None = None
 
     def add(self, delta: OutputDelta) -> None:
         self.texts.append(delta.text)
@@ -199,6 +208,7 @@ class _Choice:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
             self.error = delta.error
+            self.pooled = delta.pooled
 
     def result(self, index: int) -> CompletionOutput:
         return CompletionOutput(

@@ -18,7 +18,7 @@ from octavo_core import wire
 from octavo_core.config import EngineConfig
 from octavo_core.errors import OctavoError, UserError
 from octavo_core.process import exit_with_parent
-from octavo_server.front import Front
+from octavo_server.front import Front, example_request
 from octavo_server.front_wire import FrontReady, Report
 from octavo_server.hub_link import HubLink
 from octavo_server.keys import KeyRing, make_key_ring
@@ -161,7 +161,7 @@ class SubFront(Front):
 
     def _announce(self, model: LoadedModel) -> None:
         self._may_accept.set()
-        self._link.send(FrontReady(model.can_chat))
+        self._link.send(FrontReady(*example_request(model)))
 
 
 class FrontProcess:

@@ -92,6 +92,23 @@ class Tokenizer:
         """
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_pair(
+        self, first: str, second: str, add_special_tokens: bool = True
+    ) -> tuple[list[int], int]:
+        """Return the token ids of two texts as the model takes them together.
+
+        Returns:
+            The ids, and the position where the second text begins, for models that tell the
+            two apart; else 0.
+        """
+        encoding = self.backend.encode(first, second, add_special_tokens=add_special_tokens)
+        types = encoding.type_ids
+        return encoding.ids, types.index(1) if 1 in types else 0
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return for each token, without special ones, from where to where in `text` it is."""
+        return self.backend.encode(text, add_special_tokens=False).offsets
+
     def encode_plain(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of `text`, in which control tokens are nothing but letters."""
         return self._plain_backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -261,7 +278,11 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}.", field=path.name) from error
     try:
-        return tokenizers.Tokenizer.from_buffer(data)
+        backend = tokenizers.Tokenizer.from_buffer(data)
+        # What is cut and what is filled up is not the file's to say.
+        backend.no_truncation()
+        backend.no_padding()
+        return backend
     except Exception as error:  # the library raises bare Exception and ValueError
         raise ModelError(f"{path} is no tokenizer: {error}.", field=path.name) from error
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_core.sampling_params import SEED_BITS, SamplingParams
+from octavo_core.sampling_params import GREEDY_TEMPERATURE, SEED_BITS, SamplingParams
 from octavo_core.scheduler_output import NewRequestData, SchedulerOutput
 from octavo_worker.logits_rules import LogitsRules
 
@@ -27,7 +29,9 @@ class InputBatch:
         num_prompt_tokens: ``[max_num_seqs]`` int64.
         block_tables: For each KV group ``[max_num_seqs, capacity]`` int32, block ids in order.
         num_blocks: ``[max_num_seqs]`` int64, of each group.
-        temperature, top_p, min_p: ``[max_num_seqs]`` float32.
+        temperature, top_p, min_p: ``[max_num_seqs]`` float32. A temperature too low to be told
+            from none is 0.
+        log_min_p: ``[max_num_seqs]`` float32, logarithm of ``min_p``.
         top_k: ``[max_num_seqs]`` int32, 0 for off.
         seeds: ``[max_num_seqs]`` int64.
         num_logprobs: ``[max_num_seqs]`` int32, alternatives to report; -1 for no logprobs.
@@ -49,12 +53,16 @@ class InputBatch:
         self.temperature = np.zeros(max_num_seqs, np.float32)
         self.top_p = np.ones(max_num_seqs, np.float32)
         self.min_p = np.zeros(max_num_seqs, np.float32)
+        self.log_min_p = np.full(max_num_seqs, -np.inf, np.float32)
         self.top_k = np.zeros(max_num_seqs, np.int32)
         self.seeds = np.zeros(max_num_seqs, np.int64)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
         self.num_prompt_logprobs = np.full(max_num_seqs, -1, np.int32)
         self.logprob_token_ids: dict[int, NDArray[np.int64]] = {}
         self.rules = LogitsRules(max_num_seqs)
+        # Slots that want more of their logits than a token, and those that want a prompt's.
+        self._wants_logits: set[int] = set()
+        self._wants_prompt_logprobs: set[int] = set()
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
         """Bring the slots to the state that a step starts from."""
@@ -67,19 +75,32 @@ class InputBatch:
         for slot, token_ids in scheduler_output.forced_tokens:
             self._append_known(slot, token_ids)
 
+    def needs_logits(self, slots: Iterable[int]) -> bool:
+        """Whether one of `slots` has rules, is under a grammar or wants log-probabilities."""
+        return bool(self._wants_logits) and not self._wants_logits.isdisjoint(slots)
+
+    def needs_prompt_logits(self, slots: Iterable[int]) -> bool:
+        """Whether one of `slots` wants log-probabilities of its prompt."""
+        wants = self._wants_prompt_logprobs
+        return bool(wants) and not wants.isdisjoint(slots)
+
+    def reserve(self, num_tokens: int) -> None:
+        """Have room for so many tokens of each slot."""
+        self.token_ids = _widen(self.token_ids, num_tokens)
+
     def append_tokens(self, slots: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Append one sampled token to each of `slots`."""
         if len(slots) == 0:
             return
         ends = self.num_tokens[slots]
-        self.token_ids = _widen(self.token_ids, int(ends.max()) + 1)
+        self.reserve(int(ends.max()) + 1)
         self.token_ids[slots, ends] = token_ids
         self.num_tokens[slots] += 1
 
     def _append_known(self, slot: int, token_ids: list[int]) -> None:
         first = int(self.num_tokens[slot])
         last = first + len(token_ids)
-        self.token_ids = _widen(self.token_ids, last)
+        self.reserve(last)
         self.token_ids[slot, first:last] = token_ids
         self.num_tokens[slot] = last
 
@@ -88,6 +109,8 @@ class InputBatch:
         self.num_tokens[slot] = 0
         self.num_prompt_logprobs[slot] = -1
         self.logprob_token_ids.pop(slot, None)
+        self._wants_logits.discard(slot)
+        self._wants_prompt_logprobs.discard(slot)
         self.num_blocks[slot] = 0
 
     def _add(self, request: NewRequestData) -> None:
@@ -101,9 +124,12 @@ class InputBatch:
         wanted = request.sampling_params.prompt_logprobs
         if wanted is not None and num_tokens == request.num_prompt_tokens:
             self.num_prompt_logprobs[slot] = wanted
+            self._wants_prompt_logprobs.add(slot)
 
     def _append_blocks(self, slot: int, block_ids: list[list[int]]) -> None:
         """Append blocks to each group's table; as many for each."""
+        if not block_ids:  # an encoder's
+            return
         first = int(self.num_blocks[slot])
         last = first + len(block_ids[0])
         for group, added in enumerate(block_ids):
@@ -114,15 +140,25 @@ class InputBatch:
 
     def _set_sampling_params(self, slot: int, params: SamplingParams) -> None:
         self.rules.set(slot, params)
-        self.temperature[slot] = params.temperature
+        is_greedy = params.temperature < GREEDY_TEMPERATURE
+        self.temperature[slot] = 0 if is_greedy else params.temperature
         self.top_p[slot] = params.top_p
         self.top_k[slot] = min(max(params.top_k, 0), np.iinfo(np.int32).max)
         self.min_p[slot] = params.min_p
+        # In float64, of the float32, as `octavo_kernels.sample` takes it.
+        min_p = float(self.min_p[slot])
+        self.log_min_p[slot] = math.log(min_p) if min_p > 0 else -np.inf
         seed = params.seed
         self.seeds[slot] = secrets.randbits(SEED_BITS) if seed is None else seed
         self.num_logprobs[slot] = -1 if params.num_logprobs is None else params.num_logprobs
         if params.logprob_token_ids is not None:
             self.logprob_token_ids[slot] = np.array(params.logprob_token_ids, np.int64)
+        if (
+            self.rules.has_any(slot)
+            or params.num_logprobs is not None
+            or params.structured_outputs is not None
+        ):
+            self._wants_logits.add(slot)
 
 
 def _widen(table: NDArray[Any], columns: int) -> NDArray[Any]:

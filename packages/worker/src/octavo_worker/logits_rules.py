@@ -115,6 +115,10 @@ class LogitsRules:
         if self._rules.pop(slot, None) is not None:
             self._version += 1
 
+    def has_any(self, slot: int) -> bool:
+        """True if `slot` has a rule, now or at some time."""
+        return slot in self._rules or bool(self._has_penalty[slot])
+
     def would_change(self, batch: InputBatch, slots: NDArray[np.int64]) -> bool:
         """True if `apply` has something to do for these rows."""
         return bool(self._has_lasting[slots].any() or len(self._early_rows(batch, slots)))

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_core.kv_cache_group import KVCacheGroup
+from octavo_core.pooling_params import PooledOutput
 from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from octavo_core.wire import TokenLogprobs
-from octavo_kernels import AttentionMetadata, swap_blocks
+from octavo_kernels import AttentionMetadata, DecoderStep, swap_blocks
 from octavo_worker.input_batch import InputBatch
+from octavo_worker.layers.one_call import OneCallModel
 from octavo_worker.models import KVCache, Model
 from octavo_worker.sampler import sample_rows
 from octavo_worker.token_logprobs import prompt_logprobs
@@ -45,20 +47,28 @@ class ComputedStep:
         num_slots: Slots that were scheduled.
         rows: ``[num_rows]``, index among them of those that sample.
         slots: ``[num_rows]``, their slots.
-        hidden: ``[num_rows, hidden_size]``, hidden states of their last tokens.
+        logits: ``[num_rows, vocab_size]`` float32, or None where there are only hidden states.
+        hidden: ``[num_rows, hidden_size]``, hidden states of their last tokens, or None where
+            there are logits.
         prompt_logprobs: By index among the slots, for prompts that are to be reported on.
+        pooled: Likewise, what was pooled of texts; then nothing is sampled.
     """
 
     step_id: int
     num_slots: int
     rows: NDArray[np.int64]
     slots: NDArray[np.int64]
-    hidden: Tensor
+    logits: Tensor | None = None
+    hidden: Tensor | None = None
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[int, PooledOutput] = field(default_factory=dict)
 
 
 class ModelRunner:
     """Turns scheduler outputs into sampled tokens.
+
+    A step is one call of the kernels where the model has that, and else an operation after the
+    other: the tokens are the same, bit for bit.
 
     Args:
         model: The model, its weights loaded.
@@ -92,7 +102,9 @@ class ModelRunner:
         self._model = model
         self._block_size = block_size
         self._device = device
-        self._unsampled: deque[ComputedStep | Exception] = deque()
+        self._decoder_step: DecoderStep | None = None
+        self._caches_of_step: list[KVCache] | None = None
+        self._unsampled: deque[ComputedStep | ModelRunnerOutput | Exception] = deque()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run the forward pass of one step.
@@ -115,15 +127,50 @@ class ModelRunner:
         step = self._unsampled.popleft()
         if isinstance(step, Exception):
             raise step
+        if isinstance(step, ModelRunnerOutput):
+            assert grammar is None, "a step under a grammar was sampled without its mask"
+            return step
         return self._sample(step, grammar)
 
-    @torch.inference_mode()
-    def _execute(self, scheduler_output: SchedulerOutput) -> ComputedStep:
+    def _execute(self, scheduler_output: SchedulerOutput) -> ComputedStep | ModelRunnerOutput:
         self.batch.apply(scheduler_output)
         self._swap_blocks(scheduler_output)
+        slots = scheduler_output.slots
+        if not slots:  # a step that only frees slots
+            return ModelRunnerOutput(scheduler_output.step_id, [])
+        if not self.batch.needs_prompt_logits(slots):
+            decoder_step = self._step_of_caches()
+            if decoder_step is not None:
+                return self.run_one_call(decoder_step, scheduler_output)
+        return self._run_operations(scheduler_output)
+
+    def run_one_call(
+        self, decoder_step: DecoderStep, scheduler_output: SchedulerOutput
+    ) -> ComputedStep | ModelRunnerOutput:
+        """Compute a step in one call, and sample too, where nothing but its logits decides."""
+        slots, starts = scheduler_output.slots, scheduler_output.num_computed_tokens
+        step = slots, scheduler_output.num_scheduled_tokens, starts
+        if decoder_step.samples and not self.batch.needs_logits(slots):
+            self.batch.reserve(max(starts) + max(step[1]) + 1)
+            return ModelRunnerOutput(scheduler_output.step_id, decoder_step.sample(*step))
+        rows, logits = decoder_step.compute_logits(*step)
+        return ComputedStep(
+            scheduler_output.step_id, len(slots), rows, np.array(slots, np.int64)[rows], logits
+        )
+
+    def _step_of_caches(self) -> DecoderStep | None:
+        """Return the model's steps over the caches, which are there after the model."""
+        if self._caches_of_step is not self.kv_caches:
+            self._caches_of_step = self.kv_caches
+            self._decoder_step = None
+            if isinstance(self._model, OneCallModel):
+                groups = [self._group_of_layer.get(i, 0) for i in range(len(self.kv_caches))]
+                self._decoder_step = self._model.decoder_step(self.batch, self.kv_caches, groups)
+        return self._decoder_step
+
+    @torch.inference_mode()
+    def _run_operations(self, scheduler_output: SchedulerOutput) -> ComputedStep:
         slots = np.array(scheduler_output.slots, np.int64)
-        if len(slots) == 0:  # a step that only frees slots
-            return ComputedStep(scheduler_output.step_id, 0, slots, slots, torch.empty(0))
         model_input = self.prepare_input(scheduler_output)
         metadata = model_input.metadata[0]  # lengths are the same for all groups
         # Where the last known token is computed, the next one can be sampled.
@@ -146,16 +193,21 @@ class ModelRunner:
             len(slots),
             rows,
             slots[rows],
-            _take_rows(hidden, last_tokens),
-            reports,
+            hidden=_take_rows(hidden, last_tokens),
+            prompt_logprobs=reports,
         )
 
     @torch.inference_mode()
     def _sample(self, step: ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         sampled = np.full(step.num_slots, -1, np.int64)
         if len(step.rows) == 0:
-            return ModelRunnerOutput(step.step_id, sampled.tolist(), {}, step.prompt_logprobs)
-        logits = self._model.compute_logits(step.hidden)  # [num_rows, vocab_size]
+            return ModelRunnerOutput(
+                step.step_id, sampled.tolist(), {}, step.prompt_logprobs, step.pooled
+            )
+        logits = step.logits  # [num_rows, vocab_size]
+        if logits is None:
+            assert step.hidden is not None
+            logits = self._model.compute_logits(step.hidden)
         token_ids, logprobs = sample_rows(logits, self.batch, step.slots, grammar)
         self.batch.append_tokens(step.slots, token_ids)
         sampled[step.rows] = token_ids
@@ -246,10 +298,10 @@ class ModelRunner:
 
     def _swap_blocks(self, scheduler_output: SchedulerOutput) -> None:
         """Copy evicted blocks to the host, and then those that are wanted again back."""
+        if not (scheduler_output.blocks_to_swap_out or scheduler_output.blocks_to_swap_in):
+            return
         out = _last_copies(scheduler_output.blocks_to_swap_out)
         into = _last_copies(scheduler_output.blocks_to_swap_in)
-        if not len(out) and not len(into):
-            return
         for device, host in _distinct(self.kv_caches, self.host_kv_caches):
             for device_cache, host_cache in zip(device, host, strict=True):
                 swap_blocks(device_cache, host_cache, out)

@@ -67,7 +67,7 @@ class ParallelModelRunner(ModelRunner):
         token_ids = np.array(output.sampled_token_ids, np.int64)[promise.rows]
         self.batch.token_ids[promise.slots[mine], promise.positions[mine]] = token_ids[mine]
 
-    def _execute(self, scheduler_output: SchedulerOutput) -> ComputedStep:
+    def _execute(self, scheduler_output: SchedulerOutput) -> ComputedStep | ModelRunnerOutput:
         self._tenancy[scheduler_output.freed_slots] += 1
         self._stage.begin_step(scheduler_output.total_num_scheduled_tokens)
         try:

@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo_core.sampling_params import GREEDY_TEMPERATURE
 from octavo_core.scheduler_output import GrammarOutput
 from octavo_core.wire import TokenLogprobs
 from octavo_kernels import (
@@ -56,10 +55,8 @@ def sample_rows(
 
 
 def _sampling_metadata(batch: InputBatch, slots: NDArray[np.int64]) -> SamplingMetadata:
-    temperature = batch.temperature[slots]
-    temperature = np.where(temperature < GREEDY_TEMPERATURE, 0, temperature)
     return SamplingMetadata(
-        temperature=temperature.astype(np.float32),
+        temperature=batch.temperature[slots],
         top_k=batch.top_k[slots],
         top_p=batch.top_p[slots],
         min_p=batch.min_p[slots],

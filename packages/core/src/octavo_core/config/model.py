@@ -37,6 +37,20 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "dtype (exact, slow, and up to seven times as large), or quantized while they load."
         ),
     ] = "auto"
+    runner: Annotated[
+        Literal["auto", "generate", "pooling"],
+        Meta(
+            description="What the model is for: generate makes text, pooling makes embeddings or "
+            "scores; auto goes by its architecture and by what sentence-transformers has written."
+        ),
+    ] = "auto"
+    pooling_type: Annotated[
+        Literal["auto", "last", "mean", "cls"],
+        Meta(
+            description="Which tokens make the vector of a text, with --runner pooling; auto is "
+            "what the model's files say."
+        ),
+    ] = "auto"
     load_format: Annotated[
         Literal["auto", "dummy"],
         Meta(
@@ -44,6 +58,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "weights, to measure a model of which only config.json and tokenizer are there."
         ),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool,
+        Meta(description="Launch each kernel of a decode step, and capture no graphs of it."),
+    ] = False
     max_model_len: Annotated[
         PositiveInt | Literal["auto"] | None,
         Meta(

@@ -36,6 +36,14 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "as dead. A step may take longer.",
         ),
     ] = 6.0
+    step_timeout: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds in one step after which the engine counts as dead, since a device "
+            "that hangs stops no heartbeat; 0 waits for ever.",
+        ),
+    ] = 600.0
 
     @property
     def world_size(self) -> int:

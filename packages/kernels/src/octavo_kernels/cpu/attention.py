@@ -373,12 +373,19 @@ def _score_tile(
     dim, size = _word(problem, HEAD_DIM), item_bytes(kind)
     key_step, value_step = dim * size, _word(problem, VALUE_STRIDE) * size
     value_bytes = _word(problem, VALUE_DIM) * size
+    block_size, end = _word(problem, BLOCK_SIZE), _word(unit, POSITION) + _word(unit, NUM_TOKENS)
     position = first
     while position < last:
-        offset = position % _word(problem, BLOCK_SIZE)
+        offset = position % block_size
         slot = _slot(problem, unit, position, offset)
-        count = min(_word(problem, BLOCK_SIZE) - offset, last - position)
+        count = min(block_size - offset, last - position)
         key = _word(problem, KEYS) + slot * key_step
+        # Blocks lie anywhere, so the CPU can't guess where the next one's keys are.
+        next_block = position - offset + block_size
+        if next_block < end:
+            next_key = _word(problem, KEYS) + _slot(problem, unit, next_block, 0) * key_step
+            for line in range(0, block_size * key_step, LINE):
+                prefetch(next_key + line)
         # The values are read when all scores are there: from memory by then, if asked now.
         value = _word(problem, VALUES) + slot * value_step
         for i in range(count):

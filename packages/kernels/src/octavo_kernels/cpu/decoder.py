@@ -33,16 +33,17 @@ from octavo_kernels.cpu.simd import (
 from octavo_kernels.cpu.team import barrier, call_entry, next_chunk, rank
 
 # Words of the decoder and of a step.
-LAYERS, NUM_LAYERS, HIDDEN, HIDDEN_SIZE, NUM_TOKENS, EPS, COS_SIN, ROTARY_DIM = range(0, 64, 8)
-POSITIONS, SLOTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, CACHE_KIND = range(64, 120, 8)
-ATTEND, QUERY, ATTENDED, QKV, QKV_SIZE, GATE_UP, FFN_SIZE, ACTIVATION = range(120, 184, 8)
-NORMED, QUANTIZED, FFN_QUANTIZED, FFN_ROWS, ARGUMENTS, PRIVATE_BYTES = range(184, 232, 8)
-FINAL_NORM, OUTPUT = range(232, 248, 8)
+LAYERS, NUM_LAYERS, HIDDEN, HIDDEN_SIZE, NUM_TOKENS, EPS, ROTARY_DIM, POSITIONS = range(0, 64, 8)
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, CACHE_KIND, ATTEND, QUERY = range(64, 120, 8)
+ATTENDED, QKV, QKV_SIZE, GATE_UP, FFN_SIZE, ACTIVATION = range(120, 168, 8)
+NORMED, QUANTIZED, FFN_QUANTIZED, FFN_ROWS, ARGUMENTS, PRIVATE_BYTES = range(168, 216, 8)
+FINAL_NORM, BRANCH, OUTPUT = range(216, 240, 8)
 
 # Words of a layer.
 INPUT_NORM, QKV_PARTS, QUERY_NORM, KEY_NORM, PROBLEM, KEY_CACHE, VALUE_CACHE = range(0, 56, 8)
-OUTPUT_PARTS, FFN_NORM, GATE_UP_PARTS, DOWN_PARTS = range(56, 88, 8)
-LAYER_BYTES = 88
+SLOTS, COS_SIN, OUTPUT_PARTS, AFTER_ATTENTION, FFN_NORM, GATE_UP_PARTS = range(56, 104, 8)
+DOWN_PARTS, AFTER_FFN = range(104, 120, 8)
+LAYER_BYTES = 120
 
 # Words of a list of projections with one input, and of each of them.
 NUM_PARTS, NEEDS_QUANTIZED, PARTS = 0, 8, 16
@@ -173,7 +174,7 @@ def rotate_and_write(decoder: int, layer: int, token: int) -> None:
     num_heads, kind = word(decoder, NUM_HEADS), word(decoder, CACHE_KIND)
     rotary_dim, block_size = word(decoder, ROTARY_DIM), word(decoder, BLOCK_SIZE)
     position = load_i32(word(decoder, POSITIONS) + 4 * token)
-    cos_sin = word(decoder, COS_SIN) + 4 * rotary_dim * position
+    cos_sin = word(layer, COS_SIN) + 4 * rotary_dim * position
     row = word(decoder, QKV) + 4 * word(decoder, QKV_SIZE) * token
     query = word(decoder, QUERY) + 4 * num_heads * dim * token
     eps = load_eps(decoder)
@@ -184,7 +185,7 @@ def rotate_and_write(decoder: int, layer: int, token: int) -> None:
         rotate(at, cos_sin, rotary_dim)
         for i in range(0, dim, 8):
             store_f32x8(query + 4 * (dim * head + i), load_f32x8(at + 4 * i))
-    slot = load_i32(word(decoder, SLOTS) + 4 * token)
+    slot = load_i32(word(layer, SLOTS) + 4 * token)
     if slot < 0:
         return
     first = slot // block_size * num_kv_heads * block_size + slot % block_size
@@ -217,10 +218,30 @@ def activate(thread: int, decoder: int, parts: int) -> None:
         if word(parts, NEEDS_QUANTIZED):
             q = word(decoder, FFN_QUANTIZED) + quantized_bytes(size) * i
             for j in range(0, count, 32):
-                block = (start + j) // 32
-                scale = q + size + 4 * block
-                quantize_block(row + 4 * j, q + start + j, scale, scale + size // 8)
+                quantize_block(row + 4 * j, q + quantized_bytes(start + j))
         chunk = next_chunk(thread)
+    barrier(thread)
+
+
+@jit
+def add_projection(thread: int, decoder: int, parts: int, x: int, a: int, norm: int) -> None:
+    """Add a projection to the residual stream, normed before if there is a norm behind a block.
+
+    Ends with a barrier.
+    """
+    size, hidden = word(decoder, HIDDEN_SIZE), word(decoder, HIDDEN)
+    if not norm:
+        project(thread, decoder, parts, x, a, hidden, 4 * size, 1)
+        return
+    branch, eps = word(decoder, BRANCH), load_eps(decoder)
+    project(thread, decoder, parts, x, a, branch, 4 * size, 0)
+    i = next_chunk(thread)
+    while i < word(decoder, NUM_TOKENS):
+        row, stream = branch + 4 * size * i, hidden + 4 * size * i
+        rms_norm_row(row, norm, size, eps, row)
+        for at in range(0, 4 * size, 32):
+            store_f32x8(stream + at, add(load_f32x8(row + at), load_f32x8(stream + at)))
+        i = next_chunk(thread)
     barrier(thread)
 
 
@@ -242,8 +263,7 @@ def attention_block(thread: int, decoder: int, layer: int) -> None:
     barrier(thread)
     attended, parts = word(decoder, ATTENDED), word(layer, OUTPUT_PARTS)
     prepare(thread, decoder, attended, 0, parts)
-    row = 4 * word(decoder, HIDDEN_SIZE)
-    project(thread, decoder, parts, attended, a, hidden, row, 1)
+    add_projection(thread, decoder, parts, attended, a, word(layer, AFTER_ATTENTION))
 
 
 @jit
@@ -257,16 +277,21 @@ def feed_forward_block(thread: int, decoder: int, layer: int) -> None:
     parts = word(layer, DOWN_PARTS)
     activate(thread, decoder, parts)
     x, a = word(decoder, FFN_ROWS), word(decoder, FFN_QUANTIZED)
-    project(thread, decoder, parts, x, a, hidden, 4 * word(decoder, HIDDEN_SIZE), 1)
+    add_projection(thread, decoder, parts, x, a, word(layer, AFTER_FFN))
 
 
 @jit
 def decode(thread: int, decoder: int) -> None:
-    """Run all layers, and the final norm from the residual stream to `OUTPUT`."""
+    """Run all layers, and the final norm from the residual stream to `OUTPUT`, if there is one.
+
+    Without one all is done for every thread when it returns; with one a barrier has to follow.
+    """
     for index in range(word(decoder, NUM_LAYERS)):
         layer = word(decoder, LAYERS) + index * LAYER_BYTES
         attention_block(thread, decoder, layer)
         feed_forward_block(thread, decoder, layer)
+    if not word(decoder, OUTPUT):
+        return
     size, eps = word(decoder, HIDDEN_SIZE), load_eps(decoder)
     i = next_chunk(thread)
     while i < word(decoder, NUM_TOKENS):

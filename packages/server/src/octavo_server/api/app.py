@@ -9,13 +9,18 @@ from octavo_server import __version__
 from octavo_server.api import (
     anthropic_messages,
     chat_completions,
+    classify,
     completions,
+    embeddings,
     health,
     metrics_route,
     models,
     openapi,
     operator,
+    pooling,
+    rerank,
     responses,
+    score,
     tokenize,
 )
 from octavo_server.api.auth import KeyCheck
@@ -44,6 +49,7 @@ def create_app(context: ServerContext) -> FastAPI:
     for module in (
         *(health, metrics_route, openapi, models),
         *(completions, chat_completions, responses, anthropic_messages, tokenize),
+        *(embeddings, pooling, classify, score, rerank),
     ):
         app.include_router(module.router)
     is_open = context.config.access.enable_operator_routes

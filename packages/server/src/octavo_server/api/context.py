@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
 from octavo_core.config import EngineConfig
+from octavo_core.pooler_spec import PoolerSpec
 from octavo_server.answer_parser import AnswerFormat
 from octavo_server.api.errors import ApiError
 from octavo_server.api.fronts import Fronts, OneFront
+from octavo_server.api.model_kind import refused_apis
 from octavo_server.api.responses_store import ResponseStore
 from octavo_server.engine_client import EngineClient
 from octavo_server.grammar_checker import GrammarChecker
 from octavo_server.http_counts import HTTPCounts
 from octavo_server.input_processor import InputProcessor
+from octavo_server.pooling_input_processor import PoolingInputProcessor
 from octavo_server.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -44,6 +49,23 @@ class LoadedModel:
     can_chat: bool = True
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def pooler(self) -> PoolerSpec | None:
+        """What the model pools; None for one that generates text."""
+        processor = self.input_processor
+        return processor.pooler if isinstance(processor, PoolingInputProcessor) else None
+
+    def pooling_processor(self) -> PoolingInputProcessor:
+        """Return the input processor of a model that pools; others have no such routes."""
+        processor = self.input_processor
+        assert isinstance(processor, PoolingInputProcessor), "the gate lets no request through"
+        return processor
+
+    @cached_property
+    def refused_apis(self) -> Mapping[str, str]:
+        """Why the model can't answer on some paths."""
+        return refused_apis(self.pooler)
 
     def check_name(self, name: str | None) -> None:
         """Refuse another model's name; none at all means this one.

@@ -1,4 +1,7 @@
-"""Turns requests away while the server loads, drains or has lost its engine."""
+"""Turns requests away while the server loads, drains or has lost its engine.
+
+And those for another kind of model than it has.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,12 @@ class AvailabilityGate:
         if scope["type"] != "http" or scope["path"] in ALWAYS_OPEN:
             await self._app(scope, receive, send)
             return
-        reason = _why_closed(self._context) or self._why_asleep(scope["path"])
+        path = scope["path"]
+        reason = (
+            _why_closed(self._context) or self._why_asleep(path) or _why_wrong(self._context, path)
+        )
         if reason is not None:
-            await reason.response(scope["path"])(scope, receive, send)
+            await reason.response(path)(scope, receive, send)
             return
         self._context.num_open += 1
         try:
@@ -64,6 +70,13 @@ def _why_closed(context: ServerContext) -> ApiError | None:
             f"the model is still loading ({client.stage}); see /health", "model_loading"
         )
     return None
+
+
+def _why_wrong(context: ServerContext, path: str) -> ApiError | None:
+    """Refuse what another kind of model would answer."""
+    assert context.model is not None, "the gate is closed without a model"
+    message = context.model.refused_apis.get(path)
+    return None if message is None else ApiError(400, message, code="unsupported_api")
 
 
 def shutting_down() -> ApiError:

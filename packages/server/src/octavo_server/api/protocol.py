@@ -79,7 +79,8 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 # there. Tags stand in angle brackets, by which errors tell them from fields.
 
 
-def _form_of_prompt(value: Any) -> str | None:
+def form_of_prompt(value: Any) -> str | None:
+    """Return the tag of what a prompt, or several, are meant for."""
     if isinstance(value, str):
         return "<text>"
     if not isinstance(value, list):
@@ -117,7 +118,7 @@ Prompt = Annotated[
     | Annotated[TokenIds, Tag("<ids>")]
     | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS), Tag("<texts>")]
     | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("<lists of ids>")],
-    one_of(_form_of_prompt, "a string, a list of token ids, or a list of either"),
+    one_of(form_of_prompt, "a string, a list of token ids, or a list of either"),
 ]
 
 Stop = Annotated[
@@ -159,7 +160,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+def is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Whether a value is one of those that ask for nothing."""
     # To Python, True is 1 and False is 0.
     is_bool = isinstance(value, bool)
     return any(value == item and is_bool == isinstance(item, bool) for item in neutral)
@@ -315,7 +317,7 @@ class GenerationRequest(StrictModel):
         if isinstance(content, dict):
             for name, neutral in cls.unsupported.items():
                 value = content.get(name)
-                if value is not None and not _is_one_of(value, neutral):
+                if value is not None and not is_one_of(value, neutral):
                     raise InvalidField(f"{name} is not supported yet; leave it out", name)
         return content
 

@@ -3,7 +3,7 @@
 Talks to the server at ``--url``, or starts one for itself. Lines from a pipe are
 turns too, and then only the answers go to standard output:
 
-    echo "What is the capital of France?" | octavo chat
+    echo "What is the chemical symbol for water?" | octavo chat
 """
 
 from __future__ import annotations

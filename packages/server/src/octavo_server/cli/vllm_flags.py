@@ -11,8 +11,10 @@ RENAMED = {
     "--kv-cache-memory-bytes": "--kv-cache-memory",
     "--kv-events-config": "--kv-events-endpoint, with the address alone",
     "--kv-offloading-size": "--swap-space, in bytes or as 4GiB",
+    "--pooler-config": "--pooling-type, with the type alone",
     "--scheduler-cls": "--scheduling-policy, with the name of an installed policy",
     "--swap-space-gb": "--swap-space",
+    "--task": "--runner, which is generate or pooling",
     "--uvicorn-log-level": "--log-level",
 }
 
@@ -33,7 +35,6 @@ ALWAYS = {
 ABSENT = {
     "--disable-fastapi-docs": "there are no such pages; /openapi.json is there",
     "--enable-lora": "there are no adapters yet",
-    "--enforce-eager": "no graphs are captured that it could switch off",
     "--hf-overrides": "edit a copy of the model's config.json",
     "--hf-token": "set HF_TOKEN in the environment",
     "--lora-modules": "there are no adapters yet",
@@ -96,16 +97,16 @@ _OTHER_NAMES = """
     model-loader-extra-config model-weights moe-backend nnodes node-rank numa-bind
     numa-bind-cpus numa-bind-nodes offload-backend offload-group-size offload-num-in-group
     offload-params offload-prefetch-step optimization-level override-generation-config
-    per-request-spec-decode-metrics performance-mode pooler-config
+    per-request-spec-decode-metrics performance-mode
     prefill-context-parallel-size prefill-schedule-interval prefix-cache-retention-interval
     prefix-match-unit profiler-config pt-load-map-location quantization-config
     ray-workers-use-nsight reasoning-config reasoning-parser-plugin renderer-num-workers
-    replayssm-buffer-len response-role return-sampling-mask return-tokens-as-token-ids runner
+    replayssm-buffer-len response-role return-sampling-mask return-tokens-as-token-ids
     safetensors-load-strategy safetensors-prefetch-block-size safetensors-prefetch-num-threads
     seed show-hidden-metrics-for-version skip-mm-profiling skip-tokenizer-init
     sleep-mode-offload-cudagraph sleep-preserve-parameter-names sparse-indexer-topk-backend
     spec-method spec-model spec-tokens specialize-active-lora
-    stream-interval structured-outputs-config swa-bounded-replay task tokenizer-revision
+    stream-interval structured-outputs-config swa-bounded-replay tokenizer-revision
     tokens-only tool-parser-plugin trust-request-chat-template trust-request-mm-kwargs
     ubatch-size use-fp64-gumbel use-replayssm use-tqdm-on-load use-v2-block-manager
     video-pruning-method video-pruning-rate watermark watermark-config weight-transfer-config

@@ -71,12 +71,12 @@ class UniProcExecutor:
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> Future[ModelRunnerOutput]:
         """Sample from the oldest step not yet sampled."""
-        future: Future[ModelRunnerOutput] = Future()
         try:
-            future.set_result(self._running.sample_tokens(grammar))
+            return _Done(self._running.sample_tokens(grammar))
         except Exception as error:
+            future: Future[ModelRunnerOutput] = Future()
             future.set_exception(error)
-        return future
+            return future
 
     def check_health(self) -> None:
         """Do nothing: while this process lives, the worker does."""
@@ -90,3 +90,21 @@ class UniProcExecutor:
         if self._worker is None:
             raise EngineDeadError("the executor has been shut down")
         return self._worker
+
+
+class _Done(Future[ModelRunnerOutput]):
+    """A future that has its result from the start, and needs no lock: a real one takes 50 us."""
+
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self._output = output
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Return it."""
+        return self._output
+
+    def exception(self, timeout: float | None = None) -> None:
+        """Return None."""
+
+    def done(self) -> bool:
+        """Return True."""
+        return True

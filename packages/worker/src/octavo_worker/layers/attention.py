@@ -97,8 +97,8 @@ class Attention:
         self.o_proj = o_proj
         self.query_norm = query_norm
         self.key_norm = key_norm
-        self._rotary = rotary
-        self._sinks = sinks
+        self.rotary = rotary
+        self.sinks = sinks
 
     def forward(
         self, hidden: Tensor, positions: Tensor, kv_cache: KVCache, metadata: AttentionMetadata
@@ -109,8 +109,8 @@ class Attention:
         query, key, value = (part.view(len(hidden), -1, self.kind.head_dim) for part in qkv)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        if self._rotary is not None:
-            query, key = rotary_embedding(positions, query, key, self._rotary.cos_sin_cache)
+        if self.rotary is not None:
+            query, key = rotary_embedding(positions, query, key, self.rotary.cos_sin_cache)
         write_kv_cache(key, value, kv_cache.key, kv_cache.value, metadata.slot_mapping)
         attended = paged_attention(
             query,
@@ -120,7 +120,7 @@ class Attention:
             self.kind.scale,
             window=self.kind.window,
             soft_cap=self.kind.soft_cap,
-            sinks=self._sinks,
+            sinks=self.sinks,
         )
         return self.o_proj(attended.flatten(1))
 

@@ -16,6 +16,11 @@ class Checkpoint(Protocol):
     """A model's tensors, under the names and in the layout that transformers saves them with."""
 
     @property
+    def outputs_first(self) -> bool:
+        """Whether all matrices are ``[out_features, in_features]``, whatever transformers does."""
+        ...
+
+    @property
     def names(self) -> Collection[str]:
         """Names of all tensors."""
         ...

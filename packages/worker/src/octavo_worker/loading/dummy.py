@@ -34,6 +34,11 @@ class DummyCheckpoint:
         }
 
     @property
+    def outputs_first(self) -> bool:
+        """Matrices have the shape that is asked for."""
+        return False
+
+    @property
     def names(self) -> Collection[str]:
         """Names of all tensors; a tied head is not among them."""
         return self._shapes.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,15 @@ from octavo_worker.loading.finite import check_finite
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _PACKED_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
+_STACK = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class SafetensorsCheckpoint:
     """The tensors of ``model.safetensors``, or of the shards that its index lists.
+
+    Experts that are stored as one tensor (gpt-oss's) are presented one by one, as other
+    projections are.
 
     Raises:
         ModelError: A file is missing, damaged or cut short; the message names it, and the
@@ -46,22 +51,38 @@ class SafetensorsCheckpoint:
                 field=SINGLE_FILE,
             )
 
+        self._stacks: dict[str, tuple[str, int]] = {}
+        for name in [name for name in self._shards if _STACK.search(name)]:
+            dimensions = self._slice(name).get_shape()
+            if len(dimensions) == 3:
+                self._stacks |= names_of_experts(name, dimensions[0])
+
+    @property
+    def outputs_first(self) -> bool:
+        """Some matrices are stored as ``[in_features, out_features]``."""
+        return False
+
     @property
     def names(self) -> Collection[str]:
         """Names of all tensors."""
-        return self._shards.keys()
+        if not self._stacks:
+            return self._shards.keys()
+        stacks = {name for name, _ in self._stacks.values()}
+        return {*(self._shards.keys() - stacks), *self._stacks}
 
     def place(self, name: str) -> str:
         """Return the path of the file that holds a tensor, or of the folder."""
-        return str(self._folder / self._shards.get(name, ""))
+        return str(self._folder / self._shards.get(self._stored_name(name), ""))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape."""
-        return tuple(self._slice(name).get_shape())
+        shape: tuple[int, ...] = tuple(self._slice(self._stored_name(name)).get_shape())
+        return shape[:0:-1] if name in self._stacks else shape
 
     def float_dtype(self, name: str) -> torch.dtype:
         """Return a tensor's type; float32 for float64."""
-        return _PACKED_DTYPES.get(self._slice(name).get_dtype(), torch.float32)
+        kind = self._slice(self._stored_name(name)).get_dtype()
+        return _PACKED_DTYPES.get(kind, torch.float32)
 
     def num_bytes(self, name: str) -> int:
         """Return the bytes of a tensor in its own type."""
@@ -86,14 +107,14 @@ class SafetensorsCheckpoint:
         tensor = self._read(name, piece)
         if dtype is None:
             dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
-        return pack_dense_weight(tensor.to(dtype))
+        return pack_dense_weight(tensor.to(dtype).contiguous())
 
     def close(self) -> None:
         """Let go of the files."""
         self._files.clear()
 
     def _read(self, name: str, piece: Piece | None) -> Tensor:
-        kind = self._slice(name).get_dtype()
+        kind = self._slice(self._stored_name(name)).get_dtype()
         if kind not in _FLOATS:
             raise ModelError(
                 f"{self.place(name)}: tensor {name} has type {kind}, which is not supported yet; "
@@ -101,13 +122,21 @@ class SafetensorsCheckpoint:
                 field=name,
             )
         tensor: Tensor
-        if piece is None:
+        if name in self._stacks:
+            stack, expert = self._stacks[name]
+            tensor = self._slice(stack)[expert].t()  # stored as [in_features, out_features]
+            if piece is not None:
+                tensor = tensor.narrow(piece.dim, piece.start, piece.stop - piece.start)
+        elif piece is None:
             tensor = self._open(self._shards[name]).get_tensor(name)
         else:  # of the file only this is read
             index = (slice(None),) * piece.dim + (slice(piece.start, piece.stop),)
             tensor = self._slice(name)[index]
         check_finite(tensor, name, self.place(name))
         return tensor
+
+    def _stored_name(self, name: str) -> str:
+        return self._stacks[name][0] if name in self._stacks else name
 
     def _slice(self, name: str) -> Any:
         shard = self._shards[name]
@@ -151,6 +180,16 @@ class SafetensorsCheckpoint:
             except OSError as error:
                 raise ModelError(f"{path} can't be read: {error}.", field=filename) from error
         return self._files[filename]
+
+
+def names_of_experts(stack: str, num_experts: int) -> dict[str, tuple[str, int]]:
+    """Name each expert's part of a stack, such as ``experts.3.down_proj.weight``.
+
+    Returns:
+        The stack and the expert's index, by that name.
+    """
+    base, _, projection = stack.rpartition(".")
+    return {f"{base}.{index}.{projection}.weight": (stack, index) for index in range(num_experts)}
 
 
 def _find_damage(path: Path) -> str | None:

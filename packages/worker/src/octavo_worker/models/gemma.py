@@ -13,15 +13,22 @@ import torch
 from torch import Tensor
 
 from octavo_core.model_spec import ModelSpec
-from octavo_kernels import AttentionMetadata
+from octavo_kernels import (
+    AttentionMetadata,
+    BatchTables,
+    Decoder,
+    DecoderLayer,
+    DecoderStep,
+)
 from octavo_worker.layers.activation import GATED
-from octavo_worker.layers.attention import FamilyAttention
+from octavo_worker.layers.attention import AttentionKind, FamilyAttention
 from octavo_worker.layers.embedding import Embedding
 from octavo_worker.layers.kv_cache import KVCache
 from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import GatedMLP
 from octavo_worker.layers.norm import RMSNorm, shifted_norm_entry
 from octavo_worker.layers.offloaded_weights import make_layers
+from octavo_worker.layers.one_call import fits_one_call, join_layers, packed_layer, whole_steps
 from octavo_worker.layers.rotary import Rotary, build_rotaries
 from octavo_worker.layers.weight import Weight, tensor_of
 from octavo_worker.layers.weight_entry import WeightEntry, embedding_entries
@@ -62,6 +69,11 @@ class GemmaForCausalLM:
         self._norm = RMSNorm(tensor_of(weights, NORM), spec.rms_norm_eps)
         self._lm_head = Linear(weights[LM_HEAD])
         self._soft_cap = spec.final_logit_softcapping
+        self._attention_scale = AttentionKind.of_layer(spec, 0).scale
+        self._decoder: Decoder | None = None
+        if fits_one_call(spec, weights):
+            layers = [layer.packed() for layer in self._layers]
+            self._decoder = join_layers(spec, layers, self._norm, "gelu_tanh")
 
     @classmethod
     def weight_layout(cls, spec: ModelSpec) -> list[WeightEntry]:
@@ -85,6 +97,10 @@ class GemmaForCausalLM:
         hidden = self._embedding(input_ids)
         # The scale is rounded to the model's type, as in training.
         hidden *= torch.tensor(self._embedding_scale, dtype=hidden.dtype)
+        if self._decoder is not None:
+            return self._decoder.forward(
+                hidden, positions, kv_caches, metadata, self._attention_scale
+            )
         residual = torch.zeros_like(hidden)
         for layer, kv_cache, seen in zip(self._layers, kv_caches, metadata, strict=True):
             hidden, residual = layer.forward(hidden, residual, positions, kv_cache, seen)
@@ -96,6 +112,20 @@ class GemmaForCausalLM:
         if self._soft_cap is None:
             return logits
         return torch.tanh(logits / self._soft_cap) * self._soft_cap
+
+    def decoder_step(
+        self, tables: BatchTables, kv_caches: Sequence[KVCache], group_of_layer: Sequence[int]
+    ) -> DecoderStep | None:
+        """Return this model's steps as one call each, over a batch and its caches, if it can."""
+        if self._decoder is None:
+            return None
+        return whole_steps(
+            *(self._decoder, self._embedding.weight, self._lm_head.weight),
+            *(tables, kv_caches, self._attention_scale),
+            group_of_layer=group_of_layer,
+            embedding_scale=self._embedding_scale,
+            logits_soft_cap=self._soft_cap,
+        )
 
 
 class GemmaDecoderLayer:
@@ -154,6 +184,14 @@ class GemmaDecoderLayer:
         if self._after_mlp is not None:
             hidden = self._after_mlp(hidden)
         return hidden, residual
+
+    def packed(self) -> DecoderLayer:
+        """Return the layer's weights for `Decoder`."""
+        return packed_layer(
+            *(self._attention, self._mlp, self._before_attention, self._before_mlp),
+            self._after_attention,
+            self._after_mlp,
+        )
 
 
 def _norm_names(spec: ModelSpec) -> tuple[str, str, str, str]:

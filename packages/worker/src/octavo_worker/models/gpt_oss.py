@@ -8,21 +8,18 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from octavo_core.model_spec import ModelSpec
 from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import FeedForward
 from octavo_worker.layers.moe import run_experts
 from octavo_worker.layers.weight import Weight, tensor_of
-from octavo_worker.layers.weight_entry import WeightEntry, WeightPart, whole_entry
+from octavo_worker.layers.weight_entry import WeightEntry, linear_entries, whole_entry
 from octavo_worker.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 
 
 class GptOssExperts:
     """Experts whose gate and up are interleaved and clamped, and whose projections have biases.
-
-    All experts of a layer are one tensor.
 
     Args:
         spec: Hyper-parameters.
@@ -34,26 +31,23 @@ class GptOssExperts:
         self._top_k = spec.num_experts_per_tok
         self._alpha, self._limit = spec.swiglu_alpha, spec.swiglu_limit
         self._gate = Linear.of(weights, f"{prefix}.router")
-        # [num_experts, 2 * width, hidden_size] and [num_experts, hidden_size, width]
-        self._gate_up_weight = tensor_of(weights, f"{prefix}.experts.gate_up_proj")
-        self._gate_up_bias = tensor_of(weights, f"{prefix}.experts.gate_up_proj_bias")
-        self._down_weight = tensor_of(weights, f"{prefix}.experts.down_proj")
-        self._down_bias = tensor_of(weights, f"{prefix}.experts.down_proj_bias")
+        self._gate_up = _linears(spec, weights, f"{prefix}.experts", "gate_up_proj")
+        self._down = _linears(spec, weights, f"{prefix}.experts", "down_proj")
 
     @classmethod
     def weight_layout(cls, spec: ModelSpec, prefix: str) -> list[WeightEntry]:
-        """List router and experts."""
+        """List router and experts; the biases of all experts are one tensor."""
         experts, hidden, width = spec.num_experts, spec.hidden_size, spec.moe_intermediate_size
-        stored = {"gate_up_proj": (hidden, 2 * width), "down_proj": (width, hidden)}
         entries = [
             whole_entry(f"{prefix}.router.weight", experts, hidden),
             whole_entry(f"{prefix}.router.bias", experts),
+            whole_entry(f"{prefix}.experts.gate_up_proj_bias", experts, 2 * width),
+            whole_entry(f"{prefix}.experts.down_proj_bias", experts, hidden),
         ]
-        for name, (inputs, outputs) in stored.items():
-            full_name = f"{prefix}.experts.{name}"
-            part = WeightPart(full_name, (experts, inputs, outputs), _transpose_each)
-            entries.append(WeightEntry(full_name, (part,), is_plain=True))
-            entries.append(whole_entry(f"{full_name}_bias", experts, outputs))
+        for index in range(experts):
+            expert = f"{prefix}.experts.{index}"
+            entries += linear_entries(expert, "gate_up_proj", {"gate_up_proj": 2 * width}, hidden)
+            entries += linear_entries(expert, "down_proj", {"down_proj": hidden}, width)
         return entries
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -62,11 +56,20 @@ class GptOssExperts:
         return run_experts(hidden, scores.softmax(-1), experts, self._run_expert)
 
     def _run_expert(self, index: int, rows: Tensor) -> Tensor:
-        both = functional.linear(rows, self._gate_up_weight[index], self._gate_up_bias[index])
+        both = self._gate_up[index](rows)
         gate = both[:, ::2].clamp(max=self._limit)
         up = both[:, 1::2].clamp(-self._limit, self._limit)
-        activated = (up + 1) * gate * torch.sigmoid(self._alpha * gate)
-        return functional.linear(activated, self._down_weight[index], self._down_bias[index])
+        return self._down[index]((up + 1) * gate * torch.sigmoid(self._alpha * gate))
+
+
+def _linears(
+    spec: ModelSpec, weights: Mapping[str, Weight], prefix: str, name: str
+) -> list[Linear]:
+    biases = tensor_of(weights, f"{prefix}.{name}_bias")
+    return [
+        Linear(weights[f"{prefix}.{index}.{name}.weight"], biases[index])
+        for index in range(spec.num_experts)
+    ]
 
 
 class GptOssDecoderLayer(LlamaDecoderLayer):
@@ -85,7 +88,7 @@ class GptOssDecoderLayer(LlamaDecoderLayer):
 
 
 class GptOssForCausalLM(LlamaForCausalLM):
-    """gpt-oss, as far as its weights are not quantized."""
+    """gpt-oss."""
 
     layer_class: ClassVar[type[LlamaDecoderLayer]] = GptOssDecoderLayer
 

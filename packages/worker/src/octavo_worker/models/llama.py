@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from octavo_core.model_spec import ModelSpec
-from octavo_kernels import AttentionMetadata, Decoder, DecoderLayer
+from octavo_kernels import (
+    AttentionMetadata,
+    BatchTables,
+    Decoder,
+    DecoderLayer,
+    DecoderStep,
+)
 from octavo_worker.layers.activation import GATED, KERNEL_NAMES, check_activation
 from octavo_worker.layers.attention import AttentionKind, AttentionLayer, FamilyAttention
 from octavo_worker.layers.embedding import Embedding
@@ -23,7 +29,7 @@ from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import FeedForward, GatedMLP
 from octavo_worker.layers.norm import RMSNorm
 from octavo_worker.layers.offloaded_weights import make_layers
-from octavo_worker.layers.one_call import fits_one_call
+from octavo_worker.layers.one_call import fits_one_call, join_layers, packed_layer, whole_steps
 from octavo_worker.layers.rotary import Rotary, build_rotaries
 from octavo_worker.layers.weight import Weight, tensor_of
 from octavo_worker.layers.weight_entry import WeightEntry, embedding_entries, whole_entry
@@ -109,19 +115,7 @@ class LlamaDecoderLayer:
         # `fits_one_call` has seen to it
         assert isinstance(attention, FamilyAttention)
         assert isinstance(mlp, GatedMLP)
-        query_norm, key_norm = attention.query_norm, attention.key_norm
-        return DecoderLayer(
-            input_norm=self._input_norm.weight,
-            qkv=attention.qkv_proj.parts,
-            qkv_bias=attention.qkv_proj.part_biases,
-            query_norm=None if query_norm is None else query_norm.weight,
-            key_norm=None if key_norm is None else key_norm.weight,
-            output=attention.o_proj.whole,
-            output_bias=attention.o_proj.bias,
-            ffn_norm=self._post_attention_norm.weight,
-            gate_up=mlp.gate_up_proj.parts,
-            down=mlp.down_proj.whole,
-        )
+        return packed_layer(attention, mlp, self._input_norm, self._post_attention_norm)
 
 
 class LlamaForCausalLM:
@@ -159,9 +153,11 @@ class LlamaForCausalLM:
             self._norm = RMSNorm(tensor_of(weights, NORM), spec.rms_norm_eps)
         self._lm_head = Linear(weights[LM_HEAD]) if LM_HEAD in weights else None
         self._scale = AttentionKind.of_layer(spec, 0).scale
-        self._decoder = None
+        self._decoder: Decoder | None = None
         if fits_one_call(spec, weights):
-            self._decoder = self._join_layers(spec, rotaries[0])
+            assert self._norm is not None
+            layers = [layer.packed() for layer in self._layers]
+            self._decoder = join_layers(spec, layers, self._norm, KERNEL_NAMES[spec.hidden_act])
 
     @classmethod
     def weight_layout(cls, spec: ModelSpec) -> list[WeightEntry]:
@@ -199,7 +195,7 @@ class LlamaForCausalLM:
         """
         hidden = self._embedding(input_ids)
         if self._decoder is not None:
-            return self._decoder.forward(hidden, positions, kv_caches, metadata[0], self._scale)
+            return self._decoder.forward(hidden, positions, kv_caches, metadata, self._scale)
         residual = torch.zeros_like(hidden)
         for layer, kv_cache, seen in zip(self._layers, kv_caches, metadata, strict=True):
             hidden, residual = layer.forward(hidden, residual, positions, kv_cache, seen)
@@ -211,15 +207,14 @@ class LlamaForCausalLM:
         assert self._lm_head is not None
         return self._lm_head(hidden_states).float()
 
-    def _join_layers(self, spec: ModelSpec, rotary: Rotary) -> Decoder:
-        assert self._norm is not None
-        return Decoder(
-            [layer.packed() for layer in self._layers],
-            self._norm.weight,
-            spec.num_attention_heads,
-            spec.num_key_value_heads,
-            spec.head_dim,
-            spec.rms_norm_eps,
-            rotary.cos_sin_cache,
-            KERNEL_NAMES[spec.hidden_act],
+    def decoder_step(
+        self, tables: BatchTables, kv_caches: Sequence[KVCache], group_of_layer: Sequence[int]
+    ) -> DecoderStep | None:
+        """Return this model's steps as one call each, over a batch and its caches, if it can."""
+        if self._decoder is None or self._lm_head is None:
+            return None
+        return whole_steps(
+            *(self._decoder, self._embedding.weight, self._lm_head.weight),
+            *(tables, kv_caches, self._scale),
+            group_of_layer=group_of_layer,
         )
