@@ -14,6 +14,7 @@
     nox -s faults -- --repeat 20       kill, stop and starve a server in every way, again and again
     nox -s soak -- --requests 10000    watch memory, files and threads over many requests
     nox -s audit                       look the dependencies up in the advisory database
+    nox -s "clients(litellm)"          test the server with a client library, in its own environment
     nox -s schemathesis                send what the OpenAPI document allows, and what it does not
 
 An environment is installed once. It is installed again when a pyproject.toml, a
@@ -49,6 +50,9 @@ ROOT = Path(__file__).parent
 PACKAGES = ("core", "kernels", "worker", "server", "client")
 CONSTRAINTS = ("-c", "constraints/cpu.txt", "-c", "constraints/test.txt")
 BUILD_BACKEND = ("hatchling", "editables")
+# Libraries that people talk to servers with. Their dependencies are many, and none of ours; they
+# are not pinned, for what people install today is what has to work.
+CLIENTS = ("instructor", "langchain-openai", "litellm")
 TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
 # Whole files, so that what a file's tests share is started once, and in the order of their names:
 # so the heavy ones of tests/e2e and tests/faults are not left for the end. Most tests keep one
@@ -153,6 +157,23 @@ def schemathesis(session: nox.Session) -> None:
         *("tests/server/test_api_openapi.py", "-k", "makes_the_server_fail"),
         env={"OCTAVO_SCHEMATHESIS_EXAMPLES": str(options.examples)},
         external=True,
+    )
+
+
+@nox.session(venv_backend="virtualenv")
+@nox.parametrize("library", CLIENTS, ids=CLIENTS)
+def clients(session: nox.Session, library: str) -> None:
+    """Talk to the server with a client library, each in its own environment."""
+    arguments = (library, *TEST_TOOLS)
+    install_once(
+        Path(session.virtualenv.location),
+        arguments,
+        lambda: session.install("-q", "--no-compile", *arguments),
+    )
+    session.run(
+        *("python", "-m", "pytest", "-q", f"tests/clients/test_{library.replace('-', '_')}.py"),
+        *session.posargs,
+        env={"OCTAVO_SERVER_PYTHON": str(python_of(shared_environment(session)))},
     )
 
 

@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_server.api.anthropic_protocol import CountTokensRequest, MessagesRequest
-from octavo_server.api.protocol import ChatCompletionRequest, CompletionRequest
+from octavo_server.api.chat_protocol import (
+    ChatCompletionRequest,
+)
+from octavo_server.api.protocol import (
+    CompletionRequest,
+)
 from octavo_server.api.responses_protocol import ResponsesRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

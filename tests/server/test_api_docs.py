@@ -12,6 +12,9 @@ from octavo_core import sampling_params, structured_outputs
 from octavo_core.config import LimitsConfig
 from octavo_server.api import body, protocol
 from octavo_server.api.anthropic_protocol import MessagesRequest
+from octavo_server.api.chat_protocol import (
+    ChatCompletionRequest,
+)
 from octavo_server.api.completions import DEFAULT_MAX_TOKENS
 from octavo_server.api.pooling_protocol import (
     ClassificationRequest,
@@ -19,7 +22,10 @@ from octavo_server.api.pooling_protocol import (
     RerankRequest,
     ScoreRequest,
 )
-from octavo_server.api.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from octavo_server.api.protocol import (
+    CompletionRequest,
+    GenerationRequest,
+)
 from octavo_server.api.responses_protocol import ResponsesRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from octavo_server.api.anthropic_protocol import CountTokensRequest, MessagesRequest
+from octavo_server.api.chat_protocol import ChatCompletionRequest
 from octavo_server.api.pooling_protocol import (
     ClassificationRequest,
     EmbeddingRequest,
@@ -17,13 +18,14 @@ from octavo_server.api.pooling_protocol import (
     ScoreRequest,
 )
 from octavo_server.api.protocol import (
-    ChatCompletionRequest,
     CompletionRequest,
-    DetokenizeRequest,
     StrictModel,
-    TokenizeRequest,
 )
 from octavo_server.api.responses_protocol import ResponsesRequest
+from octavo_server.api.tokenize_protocol import (
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 
 
 def unbounded_fields(model: type[BaseModel]) -> list[str]:

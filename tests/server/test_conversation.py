@@ -12,9 +12,11 @@ from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_server.answer_parser import AnswerFormat
+from octavo_server.api.chat_protocol import (
+    Function,
+)
 from octavo_server.api.context import LoadedModel
 from octavo_server.api.conversation import Conversation, PreparedConversation, prepare
-from octavo_server.api.protocol import Function
 from octavo_server.api.tool_use import ToolUse
 from octavo_server.input_processor import InputProcessor
 from octavo_server.tokenizer import load_tokenizer

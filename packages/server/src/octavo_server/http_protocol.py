@@ -57,6 +57,27 @@ class Connections:
         return True
 
 
+# To the type checker, h11 is anything: see above.
+class StreamingConnection(h11.Connection):  # type: ignore[misc]
+    """h11's, with a short way for the pieces of a body that is sent in chunks.
+
+    Each token of a stream is one. To h11 that is an event which changes nothing: 5 µs.
+    """
+
+    _sends_chunks = False
+
+    def send(self, event: Any) -> Any:
+        """Return the bytes to send for an event of ours."""
+        if self._sends_chunks and type(event) is h11.Data and self.our_state is h11.SEND_BODY:
+            data = event.data
+            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        output = super().send(event)
+        if type(event) is h11.Response:
+            # No value of a header has a line break.
+            self._sends_chunks = b"\r\ntransfer-encoding: chunked\r\n" in output.lower()
+        return output
+
+
 class BoundedProtocol(h11_impl.H11Protocol):
     """One connection, with a timer for the header and one for the body of each request."""
 
@@ -67,6 +88,7 @@ class BoundedProtocol(h11_impl.H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Wait for the first request as long as between two of them."""
         super().connection_made(transport)
+        self.conn = StreamingConnection(h11.SERVER, self.limits.max_request_header_size)
         self._stall: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._awaited = ""

@@ -20,9 +20,14 @@ from octavo_server.api.anthropic_protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from octavo_server.api.chat_protocol import (
+    Function,
+    NamedFunction,
+    NamedTool,
+    ToolChoice,
+)
 from octavo_server.api.context import LoadedModel
 from octavo_server.api.conversation import Conversation
-from octavo_server.api.protocol import Function, NamedFunction, NamedTool, ToolChoice
 from octavo_server.api.tool_use import ToolUse
 
 # Fields that have the same name and meaning in a body and in `SamplingParams`.

@@ -20,13 +20,15 @@ from octavo_server.answer_events import (
 from octavo_server.api.answer_reader import AnswerReader, by_kind
 from octavo_server.api.answers import ChatCompletionAnswer
 from octavo_server.api.body import parse_body
+from octavo_server.api.chat_protocol import (
+    ChatCompletionRequest,
+)
 from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.conversation import Conversation, PreparedConversation, prepare
 from octavo_server.api.generation import Job, answer, new_request_id
 from octavo_server.api.logprobs import chat_logprobs
 from octavo_server.api.messages import to_template_messages
 from octavo_server.api.openapi import documented
-from octavo_server.api.protocol import ChatCompletionRequest
 from octavo_server.api.sampling import to_sampling_params
 from octavo_server.api.structured_outputs import constraint_field
 from octavo_server.api.tool_use import tool_use_of

@@ -18,7 +18,9 @@ from octavo_server.api.errors import json_response
 from octavo_server.api.generation import Job, answer, new_request_id
 from octavo_server.api.logprobs import CompletionLogprobs, join_logprobs, prompt_logprobs
 from octavo_server.api.openapi import documented
-from octavo_server.api.protocol import CompletionRequest
+from octavo_server.api.protocol import (
+    CompletionRequest,
+)
 from octavo_server.api.sampling import to_sampling_params
 from octavo_server.api.sse import DONE, EventStream, event
 from octavo_server.api.structured_outputs import constraint_field

@@ -13,7 +13,9 @@ from starlette.requests import Request
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.wire import EngineCoreRequest
-from octavo_server.api.protocol import MAX_TIMEOUT
+from octavo_server.api.protocol import (
+    MAX_TIMEOUT,
+)
 
 HEADER = "X-Request-Timeout"
 

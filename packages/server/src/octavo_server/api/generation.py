@@ -23,7 +23,7 @@ from octavo_server.api.context import LoadedModel
 from octavo_server.api.errors import ApiError
 from octavo_server.api.logprobs import prompt_logprobs
 from octavo_server.api.respond import respond
-from octavo_server.api.sse import DONE, event
+from octavo_server.api.sse import DONE, encode, event
 from octavo_server.api.timing import Timing
 from octavo_server.api.usage import UsageCounter
 from octavo_server.position_logprobs import to_prompt_positions
@@ -205,6 +205,9 @@ class _ChunkWriter(_TimedWriter):
         self._head = job.head(job.format.chunk_object)
         # A stream that ends with the usage says null before, so that each chunk has the field.
         self._tail: dict[str, Any] = {"usage": None} if job.include_usage else {}
+        # What stands around the choice in each chunk, encoded once: 2 µs a token.
+        around = event({**self._head, "choices": [0], **self._tail})
+        self._before, self._after = around.split(b'"choices":[0]')
 
     def begin(self) -> bytes:
         chunks = self._job.format.first_chunks()
@@ -212,11 +215,13 @@ class _ChunkWriter(_TimedWriter):
 
     async def step(self, deltas: Sequence[OutputDelta]) -> bytes:
         written = []
-        for delta in map(self._job.shown, deltas):
+        for delta in map(self._job.shown, deltas) if self._job.drop_answer else deltas:
             self._counter.add(delta)
-            choices, about_prompt = await _off_loop_if(
-                delta.prompt_logprobs is not None, partial(_write_delta, self._job, delta)
-            )
+            if delta.prompt_logprobs is None:
+                written += [self._chunk(choice) for choice in self._job.format.chunks(delta)]
+                continue
+            # In a thread: a long prompt's report takes 0.2 s to write.
+            choices, about_prompt = await asyncio.to_thread(_write_delta, self._job, delta)
             for choice in choices:
                 written.append(self._chunk(choice, about_prompt))
                 about_prompt = {}
@@ -234,8 +239,10 @@ class _ChunkWriter(_TimedWriter):
     async def result(self) -> dict[str, Any]:
         raise AssertionError("a stream has no whole")
 
-    def _chunk(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
-        return event({**self._head, "choices": [choice], **self._tail, **extra})
+    def _chunk(self, choice: dict[str, Any], extra: dict[str, Any] | None = None) -> bytes:
+        if extra:
+            return event({**self._head, "choices": [choice], **self._tail, **extra})
+        return b'%b"choices":[%b]%b' % (self._before, encode(choice), self._after)
 
 
 def _write_outputs(

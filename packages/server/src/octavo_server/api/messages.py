@@ -6,7 +6,11 @@ from typing import Any
 
 from octavo_core.errors import InvalidRequestError
 from octavo_server.api.body import decode_json
-from octavo_server.api.protocol import ChatMessage, ContentPart, ToolCall
+from octavo_server.api.chat_protocol import (
+    ChatMessage,
+    ContentPart,
+    ToolCall,
+)
 
 
 def to_template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:

@@ -16,7 +16,10 @@ from octavo_server.api.body import parse_body
 from octavo_server.api.context import ServerContext, context_of
 from octavo_server.api.errors import SERVER_ERROR, ApiError, json_response
 from octavo_server.api.openapi import documented, query_parameter
-from octavo_server.api.protocol import Name, StrictModel
+from octavo_server.api.protocol import (
+    Name,
+    StrictModel,
+)
 
 router = APIRouter(tags=["operator"])
 

@@ -39,7 +39,6 @@ from octavo_core.sampling_params import (
     MAX_STOP_TOKEN_IDS,
 )
 from octavo_core.structured_outputs import MAX_CHOICES, MAX_STRUCTURED_OUTPUT_CHARS
-from octavo_server.api.json_object import JsonObject
 from octavo_server.tool_parsers.scanner import MAX_TOOL_NAME_CHARS
 
 MAX_TEXT_CHARS = 16 * 1024 * 1024
@@ -96,7 +95,7 @@ def form_of_prompt(value: Any) -> str | None:
 
 
 def text_or_list(value: Any) -> str | None:
-    """Return the tag of a string or of a list."""
+    """Return the tag of a text, or of a list."""
     if isinstance(value, str):
         return "<text>"
     return "<list>" if isinstance(value, list) else None
@@ -142,7 +141,7 @@ TemplateOptions = Annotated[
 ]
 
 # Fields of OpenAI's and vLLM's APIs to the values that ask for nothing.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "logits_processors": (),
     "guided_whitespace_pattern": (),
@@ -166,6 +165,13 @@ def is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
     # To Python, True is 1 and False is 0.
     is_bool = isinstance(value, bool)
     return any(value == item and is_bool == isinstance(item, bool) for item in neutral)
+
+
+class InvalidField(InvalidRequestError, ValueError):
+    """Raised in validators: pydantic carries a ValueError out, and its message is ours."""
+
+    def __init__(self, message: str, field: str) -> None:
+        InvalidRequestError.__init__(self, message, field=field)
 
 
 class StrictModel(BaseModel):
@@ -224,7 +230,7 @@ class ResponseFormat(StrictModel):
     def check_schema(self) -> ResponseFormat:
         """Refuse a type that needs a schema without one."""
         if self.type == "json_schema" and self.json_schema is None:
-            raise _InvalidField(
+            raise InvalidField(
                 "response_format.json_schema is missing", "response_format.json_schema"
             )
         return self
@@ -246,7 +252,7 @@ class StructuredOutputs(StrictModel):
         if isinstance(content, dict):
             for name in ("structural_tag", "whitespace_pattern", "disable_any_whitespace"):
                 if content.get(name):
-                    raise _InvalidField(
+                    raise InvalidField(
                         f"structured_outputs.{name} is not supported yet; leave it out",
                         "structured_outputs",
                     )
@@ -256,7 +262,7 @@ class StructuredOutputs(StrictModel):
 class GenerationRequest(StrictModel):
     """The fields that both generating routes share."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSUPPORTED
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
     model: Name | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -312,21 +318,21 @@ class GenerationRequest(StrictModel):
             for name, neutral in cls.unsupported.items():
                 value = content.get(name)
                 if value is not None and not is_one_of(value, neutral):
-                    raise _InvalidField(f"{name} is not supported yet; leave it out", name)
+                    raise InvalidField(f"{name} is not supported yet; leave it out", name)
         return content
 
     @model_validator(mode="after")
     def check_stream_options(self) -> GenerationRequest:
         """Refuse options of a stream where there is none."""
         if self.stream_options is not None and not self.stream:
-            raise _InvalidField("stream_options needs stream to be true", "stream_options")
+            raise InvalidField("stream_options needs stream to be true", "stream_options")
         return self
 
     @model_validator(mode="after")
     def check_best_of(self) -> GenerationRequest:
         """Refuse to compute answers that are not given."""
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise _InvalidField(
+            raise InvalidField(
                 f"best_of is {self.best_of}; it must equal n, which is {self.n or 1}: all answers "
                 f"are given",
                 "best_of",
@@ -337,7 +343,7 @@ class GenerationRequest(StrictModel):
     def check_truncation(self) -> GenerationRequest:
         """Refuse to leave nothing of a prompt."""
         if self.truncate_prompt_tokens == 0:
-            raise _InvalidField(
+            raise InvalidField(
                 "truncate_prompt_tokens is 0; it must be at least 1, or -1 for what the context "
                 "leaves",
                 "truncate_prompt_tokens",
@@ -358,7 +364,7 @@ class GenerationRequest(StrictModel):
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
-    unsupported = _UNSUPPORTED | {
+    unsupported = UNSUPPORTED | {
         "suffix": ("",),
         "prompt_embeds": (),
         "reasoning_effort": ("none",),
@@ -373,7 +379,7 @@ class CompletionRequest(GenerationRequest):
     def check_max_tokens(self) -> CompletionRequest:
         """Refuse an answer of no tokens, unless it has the prompt or what is said about it."""
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            raise _InvalidField(
+            raise InvalidField(
                 "max_tokens is 0; it must be at least 1 without echo or prompt_logprobs",
                 "max_tokens",
             )
@@ -391,225 +397,3 @@ class CompletionRequest(GenerationRequest):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
-
-
-class ContentPart(StrictModel):
-    """One part of a message. Only text can be served; ``type`` says what else it was."""
-
-    type: Name
-    text: Text | None = None
-
-
-Content = Annotated[
-    Annotated[Text, Tag("<text>")]
-    | Annotated[list[ContentPart], Field(max_length=MAX_PARTS), Tag("<list>")],
-    one_of(text_or_list, "a string or a list of parts"),
-]
-
-
-class FunctionCall(StrictModel):
-    """A call that the model made earlier: ``arguments`` is JSON in a string."""
-
-    name: Name
-    arguments: Text = ""
-
-
-class ToolCall(StrictModel):
-    """A tool call in an assistant's earlier turn."""
-
-    id: Name | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class Function(StrictModel):
-    """What the model may call: ``parameters`` is a JSON schema."""
-
-    name: ToolName
-    description: Text | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
-
-
-class Tool(StrictModel):
-    """A tool. Only functions can be served."""
-
-    type: Literal["function"] = "function"
-    function: Function
-
-
-class NamedFunction(StrictModel):
-    """A function by its name."""
-
-    name: ToolName
-
-
-class NamedTool(StrictModel):
-    """The one tool that has to be called."""
-
-    type: Literal["function"] = "function"
-    function: NamedFunction
-
-
-class AllowedTools(StrictModel):
-    """Some of the tools."""
-
-    mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
-
-
-class AllowedToolsChoice(StrictModel):
-    """``{"type": "allowed_tools"}``: some of the tools may, or one of them has to be called."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
-
-
-def form_of_choice(value: Any) -> str | None:
-    """Return the tag of what a ``tool_choice`` is meant for."""
-    if isinstance(value, str):
-        return "<word>"
-    if not isinstance(value, dict):
-        return None
-    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
-
-
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
-    | Annotated[NamedTool, Tag("<named>")]
-    | Annotated[AllowedToolsChoice, Tag("<allowed>")],
-    one_of(form_of_choice, "none, auto, required or an object that names a function"),
-]
-
-
-class ChatMessage(StrictModel):
-    """One turn of the conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content | None = None
-    name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
-    tool_call_id: Name | None = None
-    reasoning: Text | None = None
-    reasoning_content: Text | None = None
-
-
-class ChatCompletionRequest(GenerationRequest):
-    """Body of ``POST /v1/chat/completions``."""
-
-    unsupported = _UNSUPPORTED | {
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "web_search_options": (),
-        "chat_template": (),
-        "documents": ([],),
-        "add_special_tokens": (False,),
-        "verbosity": ("medium",),
-        "store": (False,),
-        "echo": (False,),
-    }
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: NumTokens | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: ReasoningEffort | None = None
-    include_reasoning: bool | None = None
-    chat_template_kwargs: TemplateOptions | None = None
-
-    @model_validator(mode="after")
-    def check_logprobs(self) -> ChatCompletionRequest:
-        """Refuse alternatives where no log-probabilities were asked for, and empty answers."""
-        if self.top_logprobs and not self.logprobs:
-            raise _InvalidField("top_logprobs needs logprobs to be true", "top_logprobs")
-        for name in ("max_completion_tokens", "max_tokens"):
-            if getattr(self, name) == 0:
-                raise _InvalidField(f"{name} is 0; it must be at least 1", name)
-        return self
-
-    @model_validator(mode="after")
-    def check_final_message(self) -> ChatCompletionRequest:
-        """Refuse to go on from a message that the model did not begin."""
-        if self.continue_final_message and self.messages[-1].role != "assistant":
-            raise _InvalidField(
-                f"continue_final_message is true, but the last of the messages is of the role "
-                f"{self.messages[-1].role!r}; it must be the assistant's",
-                "continue_final_message",
-            )
-        if self.continue_final_message and self.add_generation_prompt:
-            raise _InvalidField(
-                "continue_final_message and add_generation_prompt can't both be true",
-                "continue_final_message",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def check_tool_choice(self) -> ChatCompletionRequest:
-        """Refuse a choice among tools that are not there."""
-        names = {tool.function.name for tool in self.tools or ()}
-        match self.tool_choice:
-            case None | "none" | "auto":
-                chosen = []
-            case "required":
-                chosen = [] if names else [""]
-            case NamedTool(function=function):
-                chosen = [function.name]
-            case AllowedToolsChoice(allowed_tools=allowed):
-                chosen = [tool.function.name for tool in allowed.tools]
-        for name in chosen:
-            if name not in names:
-                what = f"names {name!r}" if name else "is 'required'"
-                raise _InvalidField(
-                    f"tool_choice {what}, but tools has "
-                    f"{', '.join(map(repr, sorted(names)[:8])) or 'none'}",
-                    "tool_choice",
-                )
-        return self
-
-
-class _InvalidField(InvalidRequestError, ValueError):
-    """Raised in validators: pydantic carries a ValueError out, and its message is ours."""
-
-    def __init__(self, message: str, field: str) -> None:
-        InvalidRequestError.__init__(self, message, field=field)
-
-
-class TokenizeRequest(StrictModel):
-    """Body of ``POST /tokenize``: a prompt, or messages."""
-
-    model: Name | None = None
-    prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = (
-        None
-    )
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    return_token_strs: bool | None = None
-    chat_template_kwargs: TemplateOptions | None = None
-
-    @model_validator(mode="after")
-    def check_form(self) -> TokenizeRequest:
-        """Refuse bodies with both or neither, and what would do nothing for messages."""
-        if (self.prompt is None) == (self.messages is None):
-            raise _InvalidField("give either prompt or messages", "prompt")
-        if self.messages is not None and self.add_special_tokens:
-            raise _InvalidField(
-                "add_special_tokens is true; a chat template writes them itself",
-                "add_special_tokens",
-            )
-        return self
-
-
-class DetokenizeRequest(StrictModel):
-    """Body of ``POST /detokenize``."""
-
-    model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS)]

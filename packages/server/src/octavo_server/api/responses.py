@@ -26,7 +26,9 @@ from octavo_server.api.conversation import PreparedConversation, prepare
 from octavo_server.api.deadline import with_deadline
 from octavo_server.api.errors import ApiError, json_response, to_api_error
 from octavo_server.api.openapi import documented, query_parameter
-from octavo_server.api.protocol import MAX_NAME_CHARS
+from octavo_server.api.protocol import (
+    MAX_NAME_CHARS,
+)
 from octavo_server.api.request_id import usable_request_id
 from octavo_server.api.respond import raise_errors, respond
 from octavo_server.api.responses_input import new_item_id, to_conversation, to_items

@@ -9,10 +9,7 @@ from typing import Any
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.structured_outputs import StructuredOutputsParams
-from octavo_server.api.context import LoadedModel
-from octavo_server.api.conversation import Conversation
-from octavo_server.api.messages import arguments_object
-from octavo_server.api.protocol import (
+from octavo_server.api.chat_protocol import (
     AllowedTools,
     AllowedToolsChoice,
     Function,
@@ -20,6 +17,9 @@ from octavo_server.api.protocol import (
     NamedTool,
     ToolChoice,
 )
+from octavo_server.api.context import LoadedModel
+from octavo_server.api.conversation import Conversation
+from octavo_server.api.messages import arguments_object
 from octavo_server.api.responses_protocol import (
     AllowedResponseTools,
     FunctionCallItem,

@@ -7,6 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from octavo_core.sampling_params import MAX_LOGPROBS, MAX_REPETITION_PENALTY, MAX_STOP_STRINGS
+from octavo_server.api.chat_protocol import (
+    NamedFunction,
+    form_of_choice,
+)
 from octavo_server.api.json_object import JsonObject
 from octavo_server.api.protocol import (
     MAX_INT32,
@@ -17,7 +21,6 @@ from octavo_server.api.protocol import (
     MAX_TEMPLATE_OPTIONS,
     MAX_TOOLS,
     Name,
-    NamedFunction,
     Penalty,
     ReasoningEffort,
     StopString,
@@ -25,7 +28,6 @@ from octavo_server.api.protocol import (
     TemplateOption,
     Text,
     ToolName,
-    form_of_choice,
     one_of,
 )
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import SamplingParams
-from octavo_server.api.protocol import CompletionRequest, GenerationRequest
+from octavo_server.api.protocol import (
+    CompletionRequest,
+    GenerationRequest,
+)
 from octavo_server.api.structured_outputs import to_structured_outputs
 
 # Fields that have the same name and meaning in a body and in `SamplingParams`.

@@ -19,6 +19,7 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 _encoder = msgspec.json.Encoder()
+encode = _encoder.encode
 
 Result = TypeVar("Result")
 

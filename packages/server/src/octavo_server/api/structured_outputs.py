@@ -10,7 +10,9 @@ import msgspec
 from octavo_core.errors import InvalidRequestError
 from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_core.wire import EngineCoreRequest
-from octavo_server.api.protocol import GenerationRequest
+from octavo_server.api.protocol import (
+    GenerationRequest,
+)
 from octavo_server.grammar_checker import GrammarChecker
 
 _GUIDED = ("json", "json_object", "regex", "choice", "grammar")

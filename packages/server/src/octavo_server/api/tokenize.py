@@ -16,7 +16,10 @@ from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.errors import json_response
 from octavo_server.api.messages import to_template_messages
 from octavo_server.api.openapi import documented
-from octavo_server.api.protocol import DetokenizeRequest, TokenizeRequest
+from octavo_server.api.tokenize_protocol import (
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 
 router = APIRouter()
 

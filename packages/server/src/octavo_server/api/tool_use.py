@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from octavo_server.api.protocol import (
+from octavo_server.api.chat_protocol import (
     AllowedToolsChoice,
     ChatCompletionRequest,
     Function,
