@@ -178,12 +178,12 @@ def test_guesses_are_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         found = notes(published.config)
         assert "guess" not in found, name
         assert "encodes" not in found, name
-    bert = {"architectures": ["BertModel"], "model_type": "bert"}
-    found = notes(LLAMA_3_8B, **bert)
-    assert "How bert models are built is not known here: weights, activations and KV" in found
-    assert "BertModel does not look like a model that writes text" in found
+    electra = {"architectures": ["ElectraModel"], "model_type": "electra"}
+    found = notes(LLAMA_3_8B, **electra)
+    assert "How electra models are built is not known here: weights, activations and KV" in found
+    assert "ElectraModel does not look like a model that writes text" in found
     assert main(["plan", str(tmp_path / "config.json"), "--device", "h100-80g"]) == 0
-    assert "Note: How bert models" in capsys.readouterr().out
+    assert "Note: How electra models" in capsys.readouterr().out
     novel = notes(LLAMA_3_8B, architectures=["NovelForCausalLM"], model_type="")
     assert "How NovelForCausalLM models are built" in novel
     assert "encodes" not in novel
@@ -197,15 +197,22 @@ def test_guesses_about_a_gguf_file_are_notes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = {
-        **llama_metadata(**{"general.architecture": "bert"}),
+        **llama_metadata(**{"general.architecture": "nomic-bert"}),
         "llama.attention.causal": False,
     }
-    metadata = {key.replace("llama.", "bert."): value for key, value in entries.items()}
+    metadata = {key.replace("llama.", "nomic-bert."): value for key, value in entries.items()}
     tensors = {"token_embd.weight": ((100, 32), 2, bytes(1800))}
     path = write_gguf(tmp_path / "m.gguf", metadata, tensors)
     notes = " ".join(plan(capsys, path, "--device", "l4")[1]["notes"])
-    assert "How bert models are built is not known here: activations and KV cache" in notes
-    assert "bert does not look like a model that writes text" in notes
+    assert "How nomic-bert models are built is not known here: activations and KV cache" in notes
+    assert "nomic-bert does not look like a model that writes text" in notes
+
+
+def test_an_encoder_has_nothing_to_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {**LLAMA_3_8B, "architectures": ["BertModel"], "model_type": "bert"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", str(tmp_path / "config.json"), "--device", "l4"]) != 0
+    assert "BertModel keeps no K and V" in capsys.readouterr().err
 
 
 def test_a_kv_cache_that_is_not_there_does_not_fit(

@@ -3,10 +3,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from octavo_core.errors import ModelError
 from octavo_server.model_source import resolve_model
@@ -156,3 +157,25 @@ def test_hub_model_is_fetched_and_checked(
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="has no weights"):
         resolve_model("org/name")
+
+
+def test_a_hub_model_brings_what_tells_how_it_pools(
+    monkeypatch: pytest.MonkeyPatch, make_folder: Callable[..., Path]
+) -> None:
+    """It lies in a folder of the repository, of which nothing else is fetched."""
+    folder = make_folder(modules=[{"type": "sentence_transformers.models.Pooling"}])
+    fetched: list[str] = []
+
+    def download(
+        repo_id: str, *, allow_patterns: list[str], ignore_patterns: Sequence[str] = (), **_: object
+    ) -> str:
+        files = ["config.json", "1_Pooling/config.json", "onnx/model.safetensors"]
+        wanted = filter_repo_objects(
+            files, allow_patterns=allow_patterns, ignore_patterns=list(ignore_patterns)
+        )
+        fetched.extend(wanted)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve_model("org/name").path == folder
+    assert fetched == ["config.json", "1_Pooling/config.json"]

@@ -15,6 +15,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FILE_SUFFIXES = (".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
 
+_POOLING_FILE = "*_Pooling/config.json"
+
 
 class ResolvedModel(NamedTuple):
     """A model on the local disk.
@@ -141,14 +143,18 @@ def _fetch_from_hub(model: str, revision: str | None) -> Path:
             return _fetch_file(repo_id, file, revision)
         import huggingface_hub
 
-        return Path(
-            huggingface_hub.snapshot_download(
-                repo_id,
-                revision=revision,
-                allow_patterns=_HUB_FILES,
-                ignore_patterns=["*/*"],  # other formats of the same weights
-            )
+        folder = huggingface_hub.snapshot_download(
+            repo_id,
+            revision=revision,
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=["*/*"],  # other formats of the same weights
         )
+        if (Path(folder) / "modules.json").is_file():
+            # How sentence-transformers pools stands in a folder of its own.
+            huggingface_hub.snapshot_download(
+                repo_id, revision=revision, allow_patterns=[_POOLING_FILE]
+            )
+        return Path(folder)
 
     path = _ask_hub(model, revision, fetch)
     _check_path(path, needs_weights=True)
