@@ -35,8 +35,10 @@ def assert_gone(pids: list[int], within: float = 5.0) -> None:
     raise AssertionError([command_line(pid) for pid in pids if is_running(pid)])
 
 
-@pytest.mark.parametrize("backend", ["uni", "mp"])
-def test_titles_and_a_clean_end(tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "signal_number"), [("uni", signal.SIGINT), ("mp", signal.SIGTERM)]
+)
+def test_titles_and_a_clean_end(tmp_path: Path, backend: str, signal_number: int) -> None:
     with running_server("--distributed-executor-backend", backend, log=tmp_path / "log") as server:
         pids = server.processes
         titles = {command_line(pid) for pid in pids}
@@ -45,28 +47,23 @@ def test_titles_and_a_clean_end(tmp_path: Path, backend: str) -> None:
             expected.add("octavo: worker 0")
         assert expected <= titles
         assert post(server, "/v1/completions", {"prompt": "The", "max_tokens": 2})["choices"]
-        assert server.stop() == 0
-    assert_gone(pids)
-
-
-def test_ctrl_c_ends_it(tmp_path: Path) -> None:
-    with running_server(log=tmp_path / "log") as server:
-        pids = server.processes
-        assert server.stop(signal.SIGINT) == 0
+        assert server.stop(signal_number) == 0
     assert_gone(pids)
     assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize("delay", [0.2, 0.5, 0.8, 2.0])
+@pytest.mark.parametrize("delay", [0.2, 0.6, 2.0])
 def test_ctrl_c_in_a_terminal_while_loading(tmp_path: Path, delay: float) -> None:
     """A terminal signals the whole group, the engine that is just starting included."""
     server = Server("--distributed-executor-backend", "mp", log=tmp_path / "log")
     time.sleep(delay)
     pids = server.processes
+    has_started = command_line(server.process.pid) == "octavo: front"  # not Python's own start
     os.killpg(server.process.pid, signal.SIGINT)
-    assert server.process.wait(timeout=10) in (0, 130, -signal.SIGINT)
+    exit_code = server.process.wait(timeout=10)
     assert_gone(pids)
-    if delay > 0.3:  # before that, Python itself is still starting
+    if has_started:
+        assert exit_code in (0, 130, -signal.SIGINT)
         assert "Traceback" not in server.log
 
 
@@ -132,6 +129,7 @@ def test_a_script_that_just_ends_leaves_nothing(tmp_path: Path) -> None:
 
 def test_running_requests_finish_after_sigterm(tmp_path: Path) -> None:
     with running_server(log=tmp_path / "log") as server:
+        pids = server.processes
         body = {"prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
         request = urllib.request.Request(
             server.url + "/v1/completions",
@@ -145,6 +143,7 @@ def test_running_requests_finish_after_sigterm(tmp_path: Path) -> None:
         assert rest.rstrip().endswith("data: [DONE]")
         assert '"finish_reason":"length"' in rest.replace(" ", "")
         assert server.process.wait(timeout=20) == 0
+    assert_gone(pids)
 
 
 def test_a_client_that_hangs_up_frees_its_place(tmp_path: Path) -> None:
