@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# No model has nearly as many; a damaged file may say so, and lists of layers are made of it.
+# No model has nearly as many; a damaged file may say so, and lists of tensors are made of them.
 MAX_LAYERS = 4096
+MAX_EXPERTS = 4096
 
 
 class ModelFamily(NamedTuple):

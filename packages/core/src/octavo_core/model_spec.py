@@ -20,7 +20,7 @@ from octavo_core.hf_config import fields_from_config
 from octavo_core.kv_cache_group import KVCacheGroup
 from octavo_core.kv_cache_layout import group_layers
 from octavo_core.layer_spec import LayerKind, LayerSpec
-from octavo_core.model_family import MAX_LAYERS, ModelFamily, family_of
+from octavo_core.model_family import MAX_EXPERTS, MAX_LAYERS, ModelFamily, family_of
 from octavo_core.quantization import Quantization
 
 
@@ -125,6 +125,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value < 0:
                 raise ModelError(f"{name} is {value}; it can't be negative.", field=name)
+        if self.num_experts > MAX_EXPERTS:
+            raise ModelError(
+                f"num_experts is {self.num_experts}; at most {MAX_EXPERTS} are taken.",
+                field="num_experts",
+            )
         if self.num_hidden_layers > MAX_LAYERS:
             raise ModelError(
                 f"num_hidden_layers is {self.num_hidden_layers}; at most {MAX_LAYERS} are taken.",
@@ -273,7 +278,7 @@ def read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, An
         raise ModelError(f"{path.parent} has no {path.name}.", field=path.name) from None
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}.", field=path.name) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path} is not a JSON object: {error}.", field=path.name) from error
 
 
