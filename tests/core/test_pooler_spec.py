@@ -165,3 +165,17 @@ def test_an_encoders_context_and_plan(tmp_path: Path) -> None:
     assert resolve_max_model_len(spec, longer) == 512
     with pytest.raises(ConfigError, match="the model's context has 512"):
         resolve_max_model_len(spec, config.replace("the test", max_model_len=513))
+
+
+def test_a_name_that_ends_in_model_may_still_generate(tmp_path: Path) -> None:
+    """GPT-2's causal model is the only one that does not say so in the way of the others."""
+    gpt2 = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_layer": 2,
+        "n_embd": 64,
+        "n_head": 4,
+        "vocab_size": 100,
+        "n_positions": 512,
+    }
+    assert read(write(tmp_path, gpt2)) is None

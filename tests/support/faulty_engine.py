@@ -53,6 +53,10 @@ def inject(faults: dict[str, Any]) -> None:
             if stage_of.get(int(self.batch.seeds[slot])) == stage:
                 raise InjectedFault(stage)
 
+    def check_size(self: Any, slots: Any) -> None:
+        if "oversized" in {stage_of.get(int(self.batch.seeds[slot])) for slot in slots}:
+            raise torch.OutOfMemoryError("one row is too many")
+
     def faulty_prepare(self: Any, scheduler_output: Any) -> Any:
         check(self, "prepare", scheduler_output.slots)
         self.slots_of_step = scheduler_output.slots
@@ -61,8 +65,7 @@ def inject(faults: dict[str, Any]) -> None:
     def faulty_forward(self: Any, *args: Any) -> Any:
         slots = getattr(self, "slots_of_step", [])
         check(self, "forward", slots)
-        if "oversized" in {stage_of.get(int(self.batch.seeds[slot])) for slot in slots}:
-            raise torch.OutOfMemoryError("one row is too many")
+        check_size(self, slots)
         hidden = forward(self, *args)
         if len(slots) > faults.get("memory", 1 << 30):
             raise torch.OutOfMemoryError(f"{len(slots)} rows")
@@ -86,6 +89,7 @@ def inject(faults: dict[str, Any]) -> None:
         slots = scheduler_output.slots
         check(self, "prepare", slots)
         check(self, "forward", slots)
+        check_size(self, slots)
         result = run_one_call(self, decoder_step, scheduler_output)
         if len(slots) > faults.get("memory", 1 << 30):
             raise torch.OutOfMemoryError(f"{len(slots)} rows")

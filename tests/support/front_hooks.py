@@ -12,7 +12,7 @@ from typing import Any
 from octavo_core.wire import EngineCoreOutput, SchedulerStats
 from octavo_server import output_processor
 from octavo_server.detokenizer import Detokenizer
-from octavo_server.engine_client import EngineClient
+from octavo_server.engine_keeper import EngineKeeper
 from octavo_server.engine_process import EngineTarget
 from octavo_server.grammar_check_process import Verdict, too_slow
 from octavo_server.grammar_checker import GrammarChecker
@@ -38,7 +38,7 @@ def front_that_begins_to_count_again() -> EngineTarget:
     def forget(self: Any) -> None:
         self._stats = SchedulerStats()
 
-    EngineClient._forget_load = forget  # type: ignore[method-assign]
+    EngineKeeper._forget_load = forget  # type: ignore[method-assign]
     return run_scripted_engine
 
 

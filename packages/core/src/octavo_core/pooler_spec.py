@@ -134,7 +134,8 @@ def read_pooler_spec(config: EngineConfig, spec: ModelSpec) -> PoolerSpec | None
 def is_made_for_pooling(spec: ModelSpec) -> bool:
     """Whether an architecture's name says that it makes no text."""
     name = spec.architecture
-    return spec.is_encoder or name.endswith((_CLASSIFIER, "Model"))
+    is_body = name.endswith("Model") and not name.endswith("LMHeadModel")
+    return spec.is_encoder or is_body or name.endswith(_CLASSIFIER)
 
 
 def _check_generates(config: EngineConfig, spec: ModelSpec) -> None:
