@@ -82,6 +82,10 @@ GATHERED_ROWS = 8
 """More rows than this read a tile's keys and values from a float32 copy: the conversion is paid
 once, and blocks become one run."""
 
+TASKS_TO_SHARE = 16
+"""From so many tasks of all KV heads on, a thread takes all heads of one: at the end two threads
+wait for each other for a thirty-second of the time at most."""
+
 LINE = 64
 """Bytes of a cache line."""
 
@@ -233,14 +237,25 @@ def _score_keys(
     count: int,
     rows: int,
     kind: int,
+    value: int,
+    value_step: int,
+    value_bytes: int,
 ) -> None:
-    """Score all rows against `count` keys, four at a time."""
+    """Score all rows against `count` keys, four at a time.
+
+    Along the way the first `value_bytes` of as many values are asked for, a few lines at a
+    time: a CPU waits where it is asked for more lines than it can keep track of (some 20).
+    """
     row = 0
     while row < rows:
         step = min(rows - row, 3)
         q, s = query + row * query_step, scores + row * TILE * 4
         for i in range(0, count, 4):
             k = key + i * key_step
+            if row == 0 and value_bytes:
+                for j in range(i, i + 4):
+                    for line in range(0, value_bytes, LINE):
+                        prefetch(value + j * value_step + line)
             if step == 3:
                 score_3(q, query_step, k, key_step, num_vectors, s + 4 * i, TILE * 4, kind)
             elif step == 2:
@@ -260,11 +275,19 @@ def _weigh_values(
     dim: int,
     rows: int,
     kind: int,
+    key: int,
+    key_bytes: int,
 ) -> None:
-    """Add `count` weighted values to all rows, 32 components at a time."""
-    column = 0
+    """Add `count` weighted values to all rows, 32 components at a time.
+
+    Along the way `key_bytes` of keys that come later are asked for.
+    """
+    column, share = 0, key_bytes // max(dim // 32, 1)
     while column + 32 <= dim:
         at, values = output + column * 4, value + column * item_bytes(kind)
+        for line in range(0, share, LINE):
+            prefetch(key + line)
+        key += share
         row = 0
         while row + 3 <= rows:
             weigh_3x4(
@@ -318,13 +341,18 @@ def _weigh_values(
 
 
 @inline
+def _first_slot(problem: int, unit: int, index: int, head: int) -> int:
+    """Number of the first slot of a KV head in block `index` of the unit's request."""
+    table = _word(problem, BLOCK_TABLES) + _word(unit, ROW) * _word(problem, TABLE_STRIDE) * 4
+    block = load_i32(table + index * 4)
+    return (block * _word(problem, NUM_KV_HEADS) + head) * _word(problem, BLOCK_SIZE)
+
+
+@inline
 def _slot(problem: int, unit: int, position: int, offset: int) -> int:
     """Number of a position's slot, counted over blocks and heads, given its offset in the block."""
-    block_size = _word(problem, BLOCK_SIZE)
-    table = _word(problem, BLOCK_TABLES) + _word(unit, ROW) * _word(problem, TABLE_STRIDE) * 4
-    block = load_i32(table + (position - offset) // block_size * 4)
-    head = block * _word(problem, NUM_KV_HEADS) + _word(unit, KV_HEAD)
-    return head * block_size + offset
+    index = (position - offset) // _word(problem, BLOCK_SIZE)
+    return _first_slot(problem, unit, index, _word(unit, KV_HEAD)) + offset
 
 
 @jit
@@ -373,28 +401,43 @@ def _score_tile(
     dim, size = _word(problem, HEAD_DIM), item_bytes(kind)
     key_step, value_step = dim * size, _word(problem, VALUE_STRIDE) * size
     value_bytes = _word(problem, VALUE_DIM) * size
-    block_size, end = _word(problem, BLOCK_SIZE), _word(unit, POSITION) + _word(unit, NUM_TOKENS)
-    position = first
+    block_size, head = _word(problem, BLOCK_SIZE), _word(unit, KV_HEAD)
+    position, index, offset = first, first // block_size, first % block_size
     while position < last:
-        offset = position % block_size
-        slot = _slot(problem, unit, position, offset)
+        slot = _first_slot(problem, unit, index, head) + offset
         count = min(block_size - offset, last - position)
-        key = _word(problem, KEYS) + slot * key_step
-        # Blocks lie anywhere, so the CPU can't guess where the next one's keys are.
-        next_block = position - offset + block_size
-        if next_block < end:
-            next_key = _word(problem, KEYS) + _slot(problem, unit, next_block, 0) * key_step
-            for line in range(0, block_size * key_step, LINE):
-                prefetch(next_key + line)
         # The values are read when all scores are there: from memory by then, if asked now.
-        value = _word(problem, VALUES) + slot * value_step
-        for i in range(count):
-            for line in range(0, value_bytes, LINE):
-                prefetch(value + i * value_step + line)
         _score_keys(
-            query, dim * 4, key, key_step, dim // 8, scores + position % TILE * 4, count, rows, kind
+            query,
+            dim * 4,
+            _word(problem, KEYS) + slot * key_step,
+            key_step,
+            dim // 8,
+            scores + position % TILE * 4,
+            count,
+            rows,
+            kind,
+            _word(problem, VALUES) + slot * value_step,
+            value_step,
+            value_bytes,
         )
-        position += count
+        position, index, offset = position + count, index + 1, 0
+
+
+@inline
+def _later_keys(problem: int, unit: int, index: int, num_blocks: int, first_block: int) -> int:
+    """Slot of the first key of block `index`, which is read later.
+
+    Behind the unit's last block come those of the next KV head: see `_units_of_chunk`. -1 if
+    there is nothing to read.
+    """
+    head = _word(unit, KV_HEAD)
+    if index >= num_blocks:
+        index += first_block - num_blocks
+        head += 1
+        if _word(problem, IS_SPLIT) or head == _word(problem, NUM_KV_HEADS) or index >= num_blocks:
+            return -1
+    return _first_slot(problem, unit, index, head)
 
 
 @jit
@@ -403,11 +446,19 @@ def _weigh_tile(
 ) -> None:
     """Add the weighted values of some positions to all rows, where these lie in the cache."""
     stride = _word(problem, VALUE_STRIDE) * item_bytes(kind)
-    position = first
+    key_step = _word(problem, HEAD_DIM) * item_bytes(kind)
+    block_size, head = _word(problem, BLOCK_SIZE), _word(unit, KV_HEAD)
+    end = _word(unit, POSITION) + _word(unit, NUM_TOKENS)
+    num_blocks = (end + block_size - 1) // block_size
+    first_block = _word(unit, FIRST_SEGMENT) * SEGMENT // block_size
+    ahead = max(TILE // block_size, 1)
+    position, index, offset = first, first // block_size, first % block_size
     while position < last:
-        offset = position % _word(problem, BLOCK_SIZE)
-        value = _word(problem, VALUES) + _slot(problem, unit, position, offset) * stride
-        count = min(_word(problem, BLOCK_SIZE) - offset, last - position)
+        value = _word(problem, VALUES) + (_first_slot(problem, unit, index, head) + offset) * stride
+        count = min(block_size - offset, last - position)
+        # Blocks lie anywhere, so the CPU can't guess where the next ones' keys are.
+        later = _later_keys(problem, unit, index + ahead, num_blocks, first_block)
+        later_bytes = block_size * key_step if later >= 0 else 0
         _weigh_values(
             weights + position % TILE * 4,
             value,
@@ -417,8 +468,10 @@ def _weigh_tile(
             _word(problem, VALUE_DIM),
             rows,
             kind,
+            _word(problem, KEYS) + later * key_step,
+            later_bytes,
         )
-        position += count
+        position, index, offset = position + count, index + 1, 0
 
 
 @jit
@@ -504,6 +557,9 @@ def _attend_tile(
             whole_last - whole_first,
             rows,
             F32,
+            0,
+            0,
+            0,
         )
     else:
         _score_tile(problem, unit, whole_first, whole_last, rows, query, scores, kind)
@@ -534,6 +590,8 @@ def _attend_tile(
                 value_dim,
                 step * group,
                 F32,
+                0,
+                0,
             )
         else:
             _weigh_tile(problem, unit, token_first, token_last, step * group, weights, output, kind)
@@ -583,6 +641,18 @@ def _attend_unit(problem: int, index: int, scratch: int, kind: int) -> None:
         _finish(problem, unit, merged if last - first > 1 else state)
 
 
+@inline
+def _units_of_chunk(problem: int) -> int:
+    """All heads of some query tokens, where there are enough of these for the threads.
+
+    So a thread knows which keys it reads next.
+    """
+    num_kv_heads = _word(problem, NUM_KV_HEADS)
+    if _word(problem, IS_SPLIT) or _word(problem, NUM_UNITS) < TASKS_TO_SHARE * num_kv_heads:
+        return 1
+    return num_kv_heads
+
+
 @jit
 def _merge_task(problem: int, index: int, scratch: int) -> None:
     """Merge the partial results of the task that begins with a unit, if one does."""
@@ -610,12 +680,13 @@ def attend(thread: int, problem: int, kind: int) -> None:
         problem: Address of the words `QUERY` to `IS_SPLIT`, planned.
         kind: Type of the caches, see `octavo_kernels.cpu.kv_types`.
     """
-    num_units = _word(problem, NUM_UNITS)
+    num_units, count = _word(problem, NUM_UNITS), _units_of_chunk(problem)
     scratch = _word(problem, SCRATCH) + rank(thread) * _word(problem, SCRATCH_BYTES)
-    index = next_chunk(thread)
-    while index < num_units:
-        _attend_unit(problem, index, scratch, kind)
-        index = next_chunk(thread)
+    first = next_chunk(thread) * count
+    while first < num_units:
+        for index in range(first, first + count):
+            _attend_unit(problem, index, scratch, kind)
+        first = next_chunk(thread) * count
     if _word(problem, IS_SPLIT):
         barrier(thread)
         index = next_chunk(thread)
