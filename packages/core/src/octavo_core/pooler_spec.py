@@ -134,6 +134,8 @@ def read_pooler_spec(config: EngineConfig, spec: ModelSpec) -> PoolerSpec | None
 def is_made_for_pooling(spec: ModelSpec) -> bool:
     """Whether an architecture's name says that it makes no text."""
     name = spec.architecture
+    if name.endswith("LMHeadModel"):  # GPT-2's, which is a causal model
+        return False
     return spec.is_encoder or name.endswith((_CLASSIFIER, "Model"))
 
 
