@@ -23,24 +23,54 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 from octavo_core.config import resolve_config  # noqa: E402
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(420)
 
 STORE = 100 << 20  # bytes of shared memory of each node
+
+PATIENCE = {
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_gcs_server_request_timeout_seconds": "120",
+    "RAY_health_check_initial_delay_ms": "120000",
+    "RAY_health_check_timeout_ms": "60000",
+}
+"""On a busy machine a node's Python processes need a minute to start, and Ray gives up before."""
+
+TRIES = 4
+"""Of bringing a node up: it awaits its agents, which are Python processes, for 15 s at most."""
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    node = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
-    cluster.add_node(num_cpus=1, object_store_memory=STORE)
-    cluster.wait_for_nodes()
-    before = os.environ.get("RAY_ADDRESS")
-    os.environ["RAY_ADDRESS"] = cluster.address
-    yield cluster
-    if before is None:
-        del os.environ["RAY_ADDRESS"]
-    ray.shutdown()
-    cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in PATIENCE.items():
+            patch.setenv(name, value)
+        cluster = cluster_utils.Cluster(initialize_head=False)
+        try:
+            for _ in range(2):
+                _add_node(cluster)
+            cluster.wait_for_nodes(timeout=120)
+            patch.setenv("RAY_ADDRESS", cluster.address)
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def _add_node(cluster):
+    for tries_left in reversed(range(TRIES)):
+        try:
+            cluster.add_node(
+                num_cpus=1,
+                object_store_memory=STORE,
+                include_dashboard=False,
+                include_log_monitor=False,
+            )
+        except Exception as error:
+            if not tries_left or "timed out during startup" not in str(error):
+                raise
+        else:
+            return
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,14 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from octavo_core.errors import ModelError
 from octavo_core.model_spec import read_model_spec
 from octavo_kernels import unpack_weight
+from octavo_worker.layers.piece import Piece
 from octavo_worker.loading import WeightForm, load_weights
 from octavo_worker.loading.mxfp4 import pack_mxfp4, read_halves, read_neighbours, widen
+from octavo_worker.loading.mxfp4_checkpoint import Mxfp4Checkpoint
 from octavo_worker.models import resolve_model_class
+from octavo_worker.parallel_state import ParallelPlace
 from support.one_prompt import prompt_logits
+from support.thread_ranks import divided_logits
 from support.tiny_families import VOCAB_SIZE, save_family
 
 CPU = torch.device("cpu")
@@ -124,6 +128,26 @@ def test_a_published_checkpoint_matches_transformers(published):
         if ".experts." in name and name.endswith("weight"):
             assert packed[name][0].kind == "q8_0"
             assert torch.equal(unpack_weight(packed[name][0]), weight)
+
+
+def test_divided_among_workers(published):
+    """Rows, and whole blocks of inputs: 96 of them are three, which two workers can't have."""
+    folder, _ = published
+    spec, weights = _load(folder, "none")
+    token_ids = list(range(20))
+    expected = prompt_logits(resolve_model_class(spec)(spec, weights, 64, CPU), spec, token_ids)
+    exact = WeightForm(torch.float32, "none")
+    for found in divided_logits(spec, folder, exact, (2, 1), token_ids):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    packed = WeightForm(torch.float32, "auto")
+    with pytest.raises(ModelError, match=r"down_proj\.weight is stored in blocks.*inputs 0 to 48"):
+        load_weights(spec, folder, packed, CPU, lambda *_: None, place=ParallelPlace(0, 2))
+    name = "model.layers.0.mlp.experts.1.gate_up_proj.weight"
+    checkpoint = Mxfp4Checkpoint(folder)
+    piece = checkpoint.read_packed(name, None, Piece(0, 96, 192))
+    assert torch.equal(unpack_weight(piece), weights[name][96:])
+    piece = checkpoint.read_packed(name, None, Piece(1, 32, 64))
+    assert torch.equal(unpack_weight(piece), weights[name][:, 32:])
 
 
 @pytest.mark.parametrize(

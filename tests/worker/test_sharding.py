@@ -13,7 +13,6 @@ from octavo_kernels import unpack_weight
 from octavo_worker.loading import WeightForm, load_weights
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
 from octavo_worker.models import resolve_model_class
-from octavo_worker.models.registry import MODELS, PIPELINE_PARALLEL, TENSOR_PARALLEL
 from octavo_worker.parallel_state import ParallelPlace
 from octavo_worker.sharding import check_division, spec_of_rank
 from support.one_prompt import prompt_logits
@@ -25,8 +24,12 @@ TOKENS = [(7 * i * i + 3 * i) % VOCAB_SIZE for i in range(21)]
 EXACT = WeightForm(torch.float32)
 # The same numbers, summed in another order; logits are of order one.
 TOLERANCE = 1e-4
-TENSOR = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3-moe", "mistral window"]
-STAGES = ["llama", "qwen2", "mixtral", "phi3"]
+TENSOR = [name for name in FAMILIES if name not in ("llama dynamic", "llama yarn", "mistral")]
+STAGES = [
+    *("llama", "qwen2 window", "mixtral", "phi3", "gemma", "gemma2", "gemma3", "gpt-oss", "opt"),
+    *("opt projected", "gpt2", "deepseek-v2", "deepseek-v3"),
+]
+BOTH = ["llama", "qwen3-moe", "gemma3", "gpt-oss", "deepseek-v3", "gpt2"]
 
 
 def _whole_logits(path, form):
@@ -39,7 +42,7 @@ def _whole_logits(path, form):
 def families(tmp_path_factory):
     """Folders of families, with the logits of one worker."""
     found = {}
-    for name in {*TENSOR, *STAGES}:
+    for name in {*TENSOR, *STAGES, *BOTH}:
         path = tmp_path_factory.mktemp("family")
         save_family(name, path)
         found[name] = path, _whole_logits(path, EXACT)
@@ -51,8 +54,7 @@ def families(tmp_path_factory):
     [
         *((name, (2, 1)) for name in TENSOR),
         *((name, (1, 2)) for name in STAGES),
-        ("llama", (2, 2)),
-        ("qwen3-moe", (2, 2)),
+        *((name, (2, 2)) for name in BOTH),
     ],
 )
 def test_workers_together_have_the_logits_of_one(families, name, sizes):
@@ -195,8 +197,9 @@ def test_blocks_that_would_be_cut_are_refused(gguf_path):
         ("llama", {}, (3, 1), "tensor_parallel_size is 3.*2 key-value heads"),
         ("llama", {"intermediate_size": 89}, (2, 1), "intermediate_size of 89"),
         ("llama", {}, (1, 3), "pipeline_parallel_size is 3, but the model has only 2 layers"),
-        ("opt", {}, (2, 1), "OPTForCausalLM can't be divided this way yet; .*LlamaForCausalLM"),
-        ("gemma", {}, (1, 2), "GemmaForCausalLM can't be divided"),
+        ("olmo2", {}, (2, 1), "Olmo2ForCausalLM can't be divided: .*through transformers"),
+        ("olmo2", {}, (1, 2), "Olmo2ForCausalLM can't be divided: .*LlamaForCausalLM"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, (1, 2), "layers counted from the"),
     ],
 )
 def test_refusals(tmp_path, name, changes, sizes, message):
@@ -205,11 +208,16 @@ def test_refusals(tmp_path, name, changes, sizes, message):
         check_division(read_model_spec(tmp_path), ParallelPlace(0, *sizes))
 
 
-def test_stages_have_layers_of_one_kind_of_cache(tmp_path):
-    changes = dict(FAMILIES["qwen2 window"].changes)
-    save_family("qwen2 window", tmp_path, **changes)
-    with pytest.raises(ConfigError, match="with and without windows"):
-        check_division(read_model_spec(tmp_path), ParallelPlace(0, 1, 2))
+def test_a_stage_has_the_groups_of_the_whole_model(tmp_path):
+    """Block tables come from the scheduler, which knows of no stages."""
+    save_family("gemma3", tmp_path)  # three layers with windows, and the last one without
+    spec = read_model_spec(tmp_path)
+    stages = [spec_of_rank(spec, ParallelPlace(rank, 1, 2)) for rank in range(2)]
+    whole = spec.kv_cache_groups()
+    for stage in stages:
+        assert [group.window for group in stage.kv_cache_groups()] == [g.window for g in whole]
+        layers = [layer for group in stage.kv_cache_groups() for layer in group.layers]
+        assert sorted(layers) == [0, 1]
 
 
 def test_sizes_of_a_worker(families):
@@ -219,7 +227,3 @@ def test_sizes_of_a_worker(families):
     assert mine.num_hidden_layers == 1
     assert mine.hidden_size == spec.hidden_size
     assert set(mine.moe_layers) <= {0}
-
-
-def test_all_that_can_be_divided_are_known():
-    assert set(MODELS) >= TENSOR_PARALLEL | PIPELINE_PARALLEL

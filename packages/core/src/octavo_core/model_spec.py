@@ -61,6 +61,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         position_offset: Rows of the table of positions before that of the first token.
         max_seq_length: Most tokens of a text by default, as sentence-transformers writes it
             down; None means the whole context.
+        stage_kv_cache_groups: Of a stage of a pipeline, the whole model's groups, with this
+            stage's layers; empty for a whole model.
     """
 
     architecture: str
@@ -115,6 +117,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Quantization | None = None
     position_offset: int = 0
     max_seq_length: int | None = None
+    stage_kv_cache_groups: tuple[KVCacheGroup, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -182,7 +185,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
         """Group the layers that share a block table; see `octavo_core.kv_cache_layout`."""
-        return group_layers(self.layers)
+        return self.stage_kv_cache_groups or group_layers(self.layers)
 
     def kv_bytes_per_token(self, dtype_bytes: int, tensor_parallel_size: int = 1) -> int:
         """Bytes of K and V that one token takes over all layers, on one device."""

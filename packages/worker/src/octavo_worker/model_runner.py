@@ -279,7 +279,9 @@ class ModelRunner:
             packed = np.concatenate(
                 [array.ravel() for array in arrays], dtype=np.int32, casting="unsafe"
             )
-            on_device = torch.from_numpy(packed).to(self._device)
+            # From pinned memory, so that the host goes on; torch keeps it until it was copied.
+            staged = torch.from_numpy(packed).pin_memory()
+            on_device = staged.to(self._device, non_blocking=True)
             parts = torch.split(on_device, [array.size for array in arrays])
         starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
         metadata = [

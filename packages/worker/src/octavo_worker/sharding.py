@@ -16,11 +16,12 @@ from typing import Any
 import msgspec
 
 from octavo_core.errors import ConfigError
+from octavo_core.kv_cache_group import KVCacheGroup
 from octavo_core.memory_planner import check_parallel
 from octavo_core.model_spec import ModelSpec
 from octavo_worker.layers.piece import Piece
 from octavo_worker.layers.weight_entry import WeightEntry, WeightPart
-from octavo_worker.models.registry import PIPELINE_PARALLEL, TENSOR_PARALLEL
+from octavo_worker.models.registry import MODELS
 from octavo_worker.parallel_state import ParallelPlace
 
 Layout = Callable[[ModelSpec], list[WeightEntry]]
@@ -45,27 +46,27 @@ def check_division(spec: ModelSpec, place: ParallelPlace) -> None:
         value = getattr(spec, name)
         if value % size:
             raise _does_not_divide(size, f"{name} of {value}")
-    if place.pipeline_parallel_size > 1 and len(spec.kv_cache_groups()) > 1:
-        raise ConfigError(
-            f"pipeline_parallel_size is {place.pipeline_parallel_size}, but {spec.architecture} "
-            f"has layers with and without windows, which are not divided into stages; use "
-            f"--tensor-parallel-size.",
-            field="pipeline_parallel_size",
-        )
 
 
 def _check_family(spec: ModelSpec, place: ParallelPlace) -> None:
-    """Refuse families whose definitions can't be divided, with those that can."""
-    for field, size, known in (
-        ("tensor_parallel_size", place.tensor_parallel_size, TENSOR_PARALLEL),
-        ("pipeline_parallel_size", place.pipeline_parallel_size, PIPELINE_PARALLEL),
+    """Refuse models whose definitions can't be divided."""
+    for field, size in (
+        ("tensor_parallel_size", place.tensor_parallel_size),
+        ("pipeline_parallel_size", place.pipeline_parallel_size),
     ):
-        if size > 1 and spec.architecture not in known:
+        if size > 1 and spec.architecture not in MODELS:
             raise ConfigError(
-                f"{field} is {size}, but {spec.architecture} can't be divided this way yet; "
-                f"those that can are {', '.join(sorted(known))}.",
+                f"{field} is {size}, but {spec.architecture} can't be divided: it runs through "
+                f"transformers; those that can are {', '.join(sorted(MODELS))}.",
                 field=field,
             )
+    if place.pipeline_parallel_size > 1 and spec.scale_attn_by_inverse_layer_idx:
+        raise ConfigError(
+            f"pipeline_parallel_size is {place.pipeline_parallel_size}, but the model's "
+            f"scale_attn_by_inverse_layer_idx needs layers counted from the first, which a stage "
+            f"doesn't; use --tensor-parallel-size.",
+            field="pipeline_parallel_size",
+        )
 
 
 def spec_of_rank(spec: ModelSpec, place: ParallelPlace) -> ModelSpec:
@@ -78,6 +79,15 @@ def spec_of_rank(spec: ModelSpec, place: ParallelPlace) -> ModelSpec:
         name: getattr(spec, name)[layers.start : layers.stop]
         for name in ("layer_kinds", "layer_num_kv_heads")
     }
+    if place.pipeline_parallel_size > 1:
+        # Block tables are the whole model's, also those that no layer of this stage has.
+        of_stage["stage_kv_cache_groups"] = tuple(
+            KVCacheGroup(
+                tuple(index - layers.start for index in group.layers if index in layers),
+                group.window,
+            )
+            for group in spec.kv_cache_groups()
+        )
     return msgspec.structs.replace(
         _share(msgspec.structs.replace(spec, num_hidden_layers=len(layers), **of_stage), place),
         moe_layers=tuple(index - layers.start for index in spec.moe_layers if index in layers),
@@ -110,7 +120,7 @@ def partial_names(entries: list[WeightEntry]) -> frozenset[str]:
     return frozenset(
         entry.name
         for entry in entries
-        if any(part.piece is not None and part.piece.dim == 1 for part in entry.parts)
+        if any(part.piece is not None and part.piece.dim == part.input_dim for part in entry.parts)
     )
 
 
@@ -137,17 +147,30 @@ def _cut(
         piece = Piece(0, vocabulary.start, vocabulary.stop)
         return whole._replace(parts=tuple(part._replace(piece=piece) for part in whole.parts))
     parts = zip(whole.parts, share.parts, strict=True)
-    return whole._replace(parts=tuple(_cut_part(one, other, place) for one, other in parts))
+    return whole._replace(
+        parts=tuple(piece for one, other in parts for piece in _cut_part(one, other, place))
+    )
 
 
-def _cut_part(whole: WeightPart, share: WeightPart, place: ParallelPlace) -> WeightPart:
-    """Cut along the dimension in which a share is smaller; if there is none, all have it whole."""
-    for dim, (all_of_it, mine) in enumerate(zip(whole.shape, share.shape, strict=True)):
-        if all_of_it != mine:
-            pieces = all_of_it // mine  # fewer than workers, if several have the same
-            start = mine * (place.tensor_rank * pieces // place.tensor_parallel_size)
-            return whole._replace(piece=Piece(dim, start, start + mine))
-    return whole
+def _cut_part(whole: WeightPart, share: WeightPart, place: ParallelPlace) -> list[WeightPart]:
+    """Cut along the dimension in which a share is smaller; if there is none, all have it whole.
+
+    Of projections that are stored as one each is cut by itself, so that there are several pieces.
+    """
+    dims = [dim for dim, size in enumerate(whole.shape) if size != share.shape[dim]]
+    if not dims:
+        return [whole]
+    (dim,) = dims
+    pieces: list[WeightPart] = []
+    offset = 0
+    for all_of_it, mine in zip(
+        whole.sections or (whole.shape[dim],), share.sections or (share.shape[dim],), strict=True
+    ):
+        count = all_of_it // mine  # fewer than workers, if several have the same
+        start = offset + mine * (place.tensor_rank * count // place.tensor_parallel_size)
+        pieces.append(whole._replace(piece=Piece(dim, start, start + mine), sections=()))
+        offset += all_of_it
+    return pieces
 
 
 def _entries_of_stage(

@@ -172,11 +172,15 @@ class FamilyAttention(Attention):
             parts: What the checkpoint has: ``q``, ``k`` and ``v`` apart, or ``qkv``.
         """
         sizes = AttentionKind.of_layer(spec, index).split_sizes
-        rows = sizes if len(parts) == len(sizes) else [sum(sizes)]
+        is_fused = len(parts) < len(sizes)
+        rows = [sum(sizes)] if is_fused else sizes
         fused = {f"{part}_proj": count for part, count in zip(parts, rows, strict=True)}
         qkv_bias = spec.attention_bias or spec.family.qkv_bias
         entries = [
-            *linear_entries(prefix, "qkv_proj", fused, spec.hidden_size, qkv_bias),
+            *linear_entries(
+                *(prefix, "qkv_proj", fused, spec.hidden_size, qkv_bias),
+                sections=sizes if is_fused else (),
+            ),
             *linear_entries(
                 prefix, "o_proj", {"o_proj": spec.hidden_size}, sizes[0], spec.attention_bias
             ),

@@ -55,11 +55,13 @@ class GatedMLP:
             is_fused: Whether the checkpoint has gate and up as one.
         """
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        sections: tuple[int, ...] = ()
         if is_fused:
-            parts = {"gate_up_proj": 2 * intermediate_size}
+            sections = tuple(parts.values())
+            parts = {"gate_up_proj": sum(sections)}
         down = {"down_proj": hidden_size}
         return [
-            *linear_entries(prefix, "gate_up_proj", parts, hidden_size, bias),
+            *linear_entries(*(prefix, "gate_up_proj", parts, hidden_size, bias), sections=sections),
             *linear_entries(prefix, "down_proj", down, intermediate_size, bias),
         ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,17 +21,34 @@ class WeightPart(NamedTuple):
         shape: Its shape in the checkpoint.
         transform: What makes the model's tensor of it; None for the tensor as it is.
         piece: What is read of it; None for all.
+        sections: Outputs of the projections that it is made of, each of which is divided
+            among workers by itself; empty for one.
     """
 
     name: str
     shape: tuple[int, ...]
     transform: Transform | None = None
     piece: Piece | None = None
+    sections: tuple[int, ...] = ()
 
     @property
     def read_shape(self) -> tuple[int, ...]:
         """Shape of what is read."""
         return shape_of_piece(self.shape, self.piece)
+
+    @property
+    def input_dim(self) -> int:
+        """Dimension of a matrix that its inputs are along."""
+        return 0 if self.transform is transpose else 1
+
+    def outputs_first(self) -> WeightPart:
+        """Describe a matrix where all are stored as ``[out_features, in_features]``."""
+        if self.transform is not transpose:
+            return self
+        piece = self.piece
+        if piece is not None:
+            piece = piece._replace(dim=1 - piece.dim)
+        return self._replace(shape=self.shape[::-1], transform=None, piece=piece)
 
 
 class WeightEntry(NamedTuple):
@@ -68,6 +85,7 @@ def linear_entries(
     bias: bool = False,
     *,
     transposed: bool = False,
+    sections: Sequence[int] = (),
 ) -> list[WeightEntry]:
     """List a projection's weight, and its bias if it has one.
 
@@ -78,15 +96,18 @@ def linear_entries(
         in_features: Width of the input.
         bias: Whether there is one.
         transposed: Whether the checkpoint has weights as ``[in_features, out_features]``.
+        sections: Outputs of the projections that the only part is made of; see `WeightPart`.
     """
-    weights, biases = [], []
+    assert not sections or list(parts.values()) == [sum(sections)]
+    weights, biases, inside = [], [], tuple(sections)
     for part, rows in parts.items():
         full_name = f"{prefix}.{part}.weight"
         if transposed:
-            weights.append(WeightPart(full_name, (in_features, rows), transpose))
+            shape = (in_features, rows)
+            weights.append(WeightPart(full_name, shape, transpose, sections=inside))
         else:
-            weights.append(WeightPart(full_name, (rows, in_features)))
-        biases.append(WeightPart(f"{prefix}.{part}.bias", (rows,)))
+            weights.append(WeightPart(full_name, (rows, in_features), sections=inside))
+        biases.append(WeightPart(f"{prefix}.{part}.bias", (rows,), sections=inside))
     entries = [WeightEntry(f"{prefix}.{name}.weight", tuple(weights))]
     if bias:
         entries.append(WeightEntry(f"{prefix}.{name}.bias", tuple(biases)))

@@ -22,7 +22,7 @@ from octavo_kernels import (
     pack_weight,
     unpack_weight,
 )
-from octavo_worker.layers.piece import Piece, shape_of_piece
+from octavo_worker.layers.piece import Piece, shape_of_piece, take_piece
 from octavo_worker.loading.finite import check_finite
 from octavo_worker.loading.gguf_names import checkpoint_name, expert_stack
 from octavo_worker.loading.mxfp4 import BLOCK_BYTES, check_scales, pack_mxfp4, read_halves, widen
@@ -111,9 +111,8 @@ class GGUFCheckpoint:
             ModelError: Its type is not supported; the message names it.
         """
         if name in self._joined:
-            assert piece is None, "no family that has these is divided"
             first, second = (self._wide(part) for part in self._parts(name))
-            out.copy_(self._joined[name].join(first, second))
+            out.copy_(take_piece(self._joined[name].join(first, second), piece))
             return
         info = self._supported(name)
         num_heads = self._num_rotated_heads(name, piece)
@@ -144,7 +143,7 @@ class GGUFCheckpoint:
                 share a scale; the message names it.
         """
         if name in self._joined:
-            return self._pack_joined(name, dtype)
+            return self._pack_joined(name, dtype, piece)
         info = self._supported(name)
         rows = self._stored_piece(info, piece)  # [out_features, bytes of a row]
         num_heads = self._num_rotated_heads(name, piece)
@@ -168,15 +167,21 @@ class GGUFCheckpoint:
             return pack_mxfp4(*self._mxfp4(rows))
         return pack_weight(rows.flatten(), kind, shape)
 
-    def _pack_joined(self, name: str, dtype: torch.dtype | None) -> PackedWeight:
-        """Pack two matrices as one; of one type, as they are stored."""
+    def _pack_joined(
+        self, name: str, dtype: torch.dtype | None, piece: Piece | None
+    ) -> PackedWeight:
+        """Pack two matrices as one, or rows of it; of one type, as they are stored."""
+        assert piece is None or piece.dim == 0, "divided by outputs"
         joined = self._joined[name]
         parts = self._parts(name)
         if len({part.type.name for part in parts}) > 1:
             first, second = (self._wide(part) for part in parts)
-            return pack_dense_weight(joined.join(first, second).to(dtype or torch.float32))
+            wide = take_piece(joined.join(first, second), piece)
+            return pack_dense_weight(wide.to(dtype or torch.float32).contiguous())
         first, second = (self._stored_piece(part, None) for part in parts)
-        return self._pack(joined.join(first, second), parts[0].type.name, joined.shape, dtype)
+        rows = take_piece(joined.join(first, second), piece)
+        shape = shape_of_piece(joined.shape, piece)
+        return self._pack(rows, parts[0].type.name, shape, dtype)
 
     def _parts(self, name: str) -> Sequence[TensorInfo]:
         """Return what a tensor is made of: itself, or two."""
@@ -245,7 +250,7 @@ class GGUFCheckpoint:
         stored = self._stored(info).view(math.prod(info.shape[:-1]), -1)
         if piece is None:
             return stored
-        if piece.dim == 0:
+        if piece.dim == 0 and len(info.shape) > 1:  # one dimension is one row
             return stored[piece.start : piece.stop]
         block = info.type.block_weights
         if piece.start % block or piece.stop % block:

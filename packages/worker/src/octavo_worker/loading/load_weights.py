@@ -25,7 +25,6 @@ from octavo_kernels import (
     use_huge_pages,
 )
 from octavo_worker.layers.weight import Packed, Weight
-from octavo_worker.layers.weight_entry import transpose
 from octavo_worker.loading.checkpoint import Checkpoint
 from octavo_worker.loading.dummy import DummyCheckpoint
 from octavo_worker.loading.gguf import GGUFCheckpoint
@@ -164,12 +163,7 @@ def _as_stored(entry: WeightEntry, checkpoint: Checkpoint) -> WeightEntry:
     names = checkpoint.names
     parts = [part._replace(name=_stored_name(part.name, names)) for part in entry.parts]
     if checkpoint.outputs_first:
-        parts = [
-            part._replace(shape=part.shape[::-1], transform=None)
-            if part.transform is transpose
-            else part
-            for part in parts
-        ]
+        parts = [part.outputs_first() for part in parts]
     return entry._replace(parts=tuple(parts))
 
 

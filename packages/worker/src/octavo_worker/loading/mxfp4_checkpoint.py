@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo_core.errors import ModelError
 from octavo_kernels import PackedWeight, pack_dense_weight
-from octavo_worker.layers.piece import Piece
+from octavo_worker.layers.piece import Piece, take_piece
 from octavo_worker.loading.mxfp4 import (
     BLOCK,
     BLOCK_BYTES,
@@ -89,19 +89,33 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
         if name not in self._experts:
             super().read_into(name, out, piece)
             return
-        assert piece is None, "the family is not divided"
-        out.copy_(widen(*self._parts(name)))
+        out.copy_(take_piece(widen(*self._parts(name)), piece))
 
     def read_packed(
         self, name: str, dtype: torch.dtype | None, piece: Piece | None = None
     ) -> PackedWeight:
-        """Pack one matrix as it is, or in another type."""
+        """Pack one matrix, or a piece of it, as it is, or in another type.
+
+        Raises:
+            ModelError: A piece does not end where blocks do that share a scale.
+        """
         if name not in self._experts:
             return super().read_packed(name, dtype, piece)
-        assert piece is None, "the family is not divided"
+        doubled, scales = self._parts(name)
         if dtype is not None:
-            return pack_dense_weight(widen(*self._parts(name)).to(dtype))
-        return pack_mxfp4(*self._parts(name))
+            wide = take_piece(widen(doubled, scales), piece)
+            return pack_dense_weight(wide.to(dtype).contiguous())
+        if piece is not None and piece.dim == 1:
+            if piece.start % BLOCK or piece.stop % BLOCK:
+                raise ModelError(
+                    f"{self.place(name)}: tensor {name} is stored in blocks of {BLOCK} inputs, and "
+                    f"tensor parallelism would give a worker inputs {piece.start} to {piece.stop}; "
+                    f"use a tensor_parallel_size that leaves blocks whole.",
+                    field=name,
+                )
+            piece = Piece(1, piece.start // BLOCK, piece.stop // BLOCK)
+        doubled, scales = take_piece(doubled, piece), take_piece(scales, piece)
+        return pack_mxfp4(doubled.contiguous(), scales.contiguous())
 
     def _parts(self, name: str) -> tuple[Tensor, Tensor]:
         """Return ``[rows, num_blocks, 32]`` numbers, doubled, and ``[rows, num_blocks]`` scales."""

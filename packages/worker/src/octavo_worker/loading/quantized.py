@@ -19,7 +19,7 @@ from octavo_kernels import (
     pack_gptq_weight,
     unpack_weight,
 )
-from octavo_worker.layers.piece import Piece
+from octavo_worker.layers.piece import Piece, take_piece
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
 
 _PACKED_BYTES = 20  # of 32 weights of 4 bits, with their scale and zero point
@@ -105,10 +105,7 @@ class QuantizedCheckpoint(SafetensorsCheckpoint):
         if not self._is_quantized(name):
             super().read_into(name, out, piece)
             return
-        wide = unpack_weight(self.read_packed(name, None))
-        if piece is not None:
-            wide = wide.narrow(piece.dim, piece.start, piece.stop - piece.start)
-        out.copy_(wide)
+        out.copy_(take_piece(unpack_weight(self.read_packed(name, None)), piece))
 
     def read_packed(
         self, name: str, dtype: torch.dtype | None, piece: Piece | None = None

@@ -22,7 +22,7 @@ from octavo_kernels import (
 )
 from octavo_worker.layers.activation import GATED
 from octavo_worker.layers.attention import AttentionKind, FamilyAttention
-from octavo_worker.layers.embedding import Embedding
+from octavo_worker.layers.embedding import Embedding, HiddenStatesBefore
 from octavo_worker.layers.kv_cache import KVCache
 from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import GatedMLP
@@ -66,12 +66,16 @@ class GemmaForCausalLM:
             len(rotaries),
             lambda index: GemmaDecoderLayer(spec, weights, index, rotaries[index]),
         )
-        self._norm = RMSNorm(tensor_of(weights, NORM), spec.rms_norm_eps)
-        self._lm_head = Linear(weights[LM_HEAD])
+        # A stage of a pipeline that is not the last has neither.
+        self._norm = None
+        if NORM in weights:
+            self._norm = RMSNorm(tensor_of(weights, NORM), spec.rms_norm_eps)
+        self._lm_head = Linear(weights[LM_HEAD]) if LM_HEAD in weights else None
         self._soft_cap = spec.final_logit_softcapping
         self._attention_scale = AttentionKind.of_layer(spec, 0).scale
         self._decoder: Decoder | None = None
         if fits_one_call(spec, weights):
+            assert self._norm is not None
             layers = [layer.packed() for layer in self._layers]
             self._decoder = join_layers(spec, layers, self._norm, "gelu_tanh")
 
@@ -95,8 +99,9 @@ class GemmaForCausalLM:
     ) -> Tensor:
         """Compute the last hidden states, ``[num_tokens, hidden_size]``."""
         hidden = self._embedding(input_ids)
-        # The scale is rounded to the model's type, as in training.
-        hidden *= torch.tensor(self._embedding_scale, dtype=hidden.dtype)
+        if not isinstance(self._embedding, HiddenStatesBefore):
+            # The scale is rounded to the model's type, as in training.
+            hidden *= torch.tensor(self._embedding_scale, dtype=hidden.dtype)
         if self._decoder is not None:
             return self._decoder.forward(
                 hidden, positions, kv_caches, metadata, self._attention_scale
@@ -104,10 +109,12 @@ class GemmaForCausalLM:
         residual = torch.zeros_like(hidden)
         for layer, kv_cache, seen in zip(self._layers, kv_caches, metadata, strict=True):
             hidden, residual = layer.forward(hidden, residual, positions, kv_cache, seen)
-        return self._norm(hidden + residual)
+        hidden = hidden + residual
+        return hidden if self._norm is None else self._norm(hidden)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Compute ``[num_rows, vocab_size]`` float32 from ``[num_rows, hidden_size]``."""
+        assert self._lm_head is not None
         logits = self._lm_head(hidden_states).float()
         if self._soft_cap is None:
             return logits
@@ -117,7 +124,7 @@ class GemmaForCausalLM:
         self, tables: BatchTables, kv_caches: Sequence[KVCache], group_of_layer: Sequence[int]
     ) -> DecoderStep | None:
         """Return this model's steps as one call each, over a batch and its caches, if it can."""
-        if self._decoder is None:
+        if self._decoder is None or self._lm_head is None:
             return None
         return whole_steps(
             *(self._decoder, self._embedding.weight, self._lm_head.weight),

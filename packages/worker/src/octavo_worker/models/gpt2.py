@@ -50,15 +50,20 @@ class GPT2LMHeadModel:
         max_model_len: int,
         device: torch.device,
     ) -> None:
-        self._embedding = Embedding(weights[EMBEDDING])
-        self._position_embedding = tensor_of(weights, POSITIONS)
+        self._embedding = Embedding.of(weights, EMBEDDING)
+        # A stage of a pipeline has what stands before its layers, or behind them.
+        self._position_embedding = None
+        if POSITIONS in weights:
+            self._position_embedding = tensor_of(weights, POSITIONS)
         self._layers = make_layers(
             weights,
             spec.num_hidden_layers,
             lambda index: GPT2DecoderLayer(spec, weights, index),
         )
-        self._norm = LayerNorm(weights, FINAL_NORM, spec.rms_norm_eps)
-        self._lm_head = Linear(weights[LM_HEAD])
+        self._norm = None
+        if f"{FINAL_NORM}.weight" in weights:
+            self._norm = LayerNorm(weights, FINAL_NORM, spec.rms_norm_eps)
+        self._lm_head = Linear(weights[LM_HEAD]) if LM_HEAD in weights else None
 
     @classmethod
     def weight_layout(cls, spec: ModelSpec) -> list[WeightEntry]:
@@ -85,13 +90,16 @@ class GPT2LMHeadModel:
         metadata: Sequence[AttentionMetadata],
     ) -> Tensor:
         """Compute the last hidden states, ``[num_tokens, hidden_size]``."""
-        hidden = self._embedding(input_ids) + self._position_embedding[positions.long()]
+        hidden = self._embedding(input_ids)
+        if self._position_embedding is not None:
+            hidden = hidden + self._position_embedding[positions.long()]
         for layer, kv_cache, seen in zip(self._layers, kv_caches, metadata, strict=True):
             hidden = layer.forward(hidden, positions, kv_cache, seen)
-        return self._norm(hidden)
+        return hidden if self._norm is None else self._norm(hidden)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Compute ``[num_rows, vocab_size]`` float32 from ``[num_rows, hidden_size]``."""
+        assert self._lm_head is not None
         return self._lm_head(hidden_states).float()
 
 
@@ -121,15 +129,21 @@ class GPT2DecoderLayer:
         """List the layer's tensors; q, k and v are stored as one."""
         prefix, hidden, width = f"{PREFIX}.h.{index}", spec.hidden_size, spec.intermediate_size
 
-        def linear(module: str, name: str, rows: int, columns: int) -> list[WeightEntry]:
+        sizes = AttentionKind.of_layer(spec, index).split_sizes
+
+        def linear(
+            module: str, name: str, rows: int, columns: int, sections: Sequence[int] = ()
+        ) -> list[WeightEntry]:
             return linear_entries(
-                f"{prefix}.{module}", name, {name: rows}, columns, bias=True, transposed=True
+                *(f"{prefix}.{module}", name, {name: rows}, columns, True),
+                transposed=True,
+                sections=sections,
             )
 
         return [
             *LayerNorm.weight_layout(f"{prefix}.ln_1", hidden),
-            *linear("attn", "c_attn", 3 * hidden, hidden),
-            *linear("attn", "c_proj", hidden, hidden),
+            *linear("attn", "c_attn", sum(sizes), hidden, sizes),
+            *linear("attn", "c_proj", hidden, sizes[0]),
             *LayerNorm.weight_layout(f"{prefix}.ln_2", hidden),
             *linear("mlp", "c_fc", width, hidden),
             *linear("mlp", "c_proj", hidden, width),

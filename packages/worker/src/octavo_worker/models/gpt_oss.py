@@ -13,6 +13,7 @@ from octavo_core.model_spec import ModelSpec
 from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import FeedForward
 from octavo_worker.layers.moe import run_experts
+from octavo_worker.layers.parallel_weights import group_of
 from octavo_worker.layers.weight import Weight, tensor_of
 from octavo_worker.layers.weight_entry import WeightEntry, linear_entries, whole_entry
 from octavo_worker.models.llama import LlamaDecoderLayer, LlamaForCausalLM
@@ -33,6 +34,11 @@ class GptOssExperts:
         self._gate = Linear.of(weights, f"{prefix}.router")
         self._gate_up = _linears(spec, weights, f"{prefix}.experts", "gate_up_proj")
         self._down = _linears(spec, weights, f"{prefix}.experts", "down_proj")
+        # Several workers have a part of each expert's width, and add up what comes of it; the
+        # bias behind it is the first one's to add.
+        self._group = group_of(weights)
+        if self._group is not None and self._group.place.tensor_rank > 0:
+            self._down = [Linear(linear.weight) for linear in self._down]
 
     @classmethod
     def weight_layout(cls, spec: ModelSpec, prefix: str) -> list[WeightEntry]:
@@ -53,7 +59,8 @@ class GptOssExperts:
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute; ``[num_tokens, hidden_size]`` in and out."""
         scores, experts = self._gate(hidden).float().topk(self._top_k, dim=-1)
-        return run_experts(hidden, scores.softmax(-1), experts, self._run_expert)
+        output = run_experts(hidden, scores.softmax(-1), experts, self._run_expert)
+        return output if self._group is None else self._group.all_reduce(output)
 
     def _run_expert(self, index: int, rows: Tensor) -> Tensor:
         both = self._gate_up[index](rows)

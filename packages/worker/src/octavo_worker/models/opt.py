@@ -52,19 +52,25 @@ class OPTForCausalLM:
         max_model_len: int,
         device: torch.device,
     ) -> None:
-        self._embedding = Embedding(weights[EMBEDDING])
-        self._position_embedding = tensor_of(weights, POSITIONS)
-        self._project_in = self._project_out = None
-        if _is_projected(spec):
-            self._project_in = Linear.of(weights, f"{PREFIX}.project_in")
-            self._project_out = Linear.of(weights, f"{PREFIX}.project_out")
+        # Of these, a stage of a pipeline has what stands before its layers, or behind them.
+        def linear(name: str) -> Linear | None:
+            return Linear.of(weights, name) if f"{name}.weight" in weights else None
+
+        self._embedding = Embedding.of(weights, EMBEDDING)
+        self._position_embedding = None
+        if POSITIONS in weights:
+            self._position_embedding = tensor_of(weights, POSITIONS)
+        self._project_in = linear(f"{PREFIX}.project_in")
+        self._project_out = linear(f"{PREFIX}.project_out")
         self._layers = make_layers(
             weights,
             spec.num_hidden_layers,
             lambda index: OPTDecoderLayer(spec, weights, index),
         )
-        self._norm = LayerNorm(weights, FINAL_NORM, _EPS) if spec.do_layer_norm_before else None
-        self._lm_head = Linear(weights[LM_HEAD])
+        self._norm = None
+        if f"{FINAL_NORM}.weight" in weights:
+            self._norm = LayerNorm(weights, FINAL_NORM, _EPS)
+        self._lm_head = Linear(weights[LM_HEAD]) if LM_HEAD in weights else None
 
     @classmethod
     def weight_layout(cls, spec: ModelSpec) -> list[WeightEntry]:
@@ -82,11 +88,12 @@ class OPTForCausalLM:
         entries = [embedding, whole_entry(POSITIONS, positions, hidden)]
         if _is_projected(spec):
             entries += linear_entries(PREFIX, "project_in", {"project_in": hidden}, width)
-            entries += linear_entries(PREFIX, "project_out", {"project_out": width}, hidden)
         for index in range(spec.num_hidden_layers):
             entries += OPTDecoderLayer.weight_layout(spec, index)
         if spec.do_layer_norm_before:
             entries += LayerNorm.weight_layout(FINAL_NORM, hidden)
+        if _is_projected(spec):
+            entries += linear_entries(PREFIX, "project_out", {"project_out": width}, hidden)
         return [*entries, head]
 
     def forward(
@@ -100,7 +107,8 @@ class OPTForCausalLM:
         hidden = self._embedding(input_ids)
         if self._project_in is not None:
             hidden = self._project_in(hidden)
-        hidden = hidden + self._position_embedding[positions.long() + _FIRST_POSITION]
+        if self._position_embedding is not None:
+            hidden = hidden + self._position_embedding[positions.long() + _FIRST_POSITION]
         for layer, kv_cache, seen in zip(self._layers, kv_caches, metadata, strict=True):
             hidden = layer.forward(hidden, positions, kv_cache, seen)
         if self._norm is not None:
@@ -109,6 +117,7 @@ class OPTForCausalLM:
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Compute ``[num_rows, vocab_size]`` float32 from the last hidden states."""
+        assert self._lm_head is not None
         return self._lm_head(hidden_states).float()
 
 
@@ -136,11 +145,12 @@ class OPTDecoderLayer:
         """List the layer's tensors."""
         prefix, hidden = f"{PREFIX}.layers.{index}", spec.hidden_size
         attention = f"{prefix}.self_attn"
-        qkv = {"q_proj": hidden, "k_proj": hidden, "v_proj": hidden}
+        sizes = AttentionKind.of_layer(spec, index).split_sizes
+        qkv = dict(zip(("q_proj", "k_proj", "v_proj"), sizes, strict=True))
         return [
             *LayerNorm.weight_layout(f"{prefix}.self_attn_layer_norm", hidden),
             *linear_entries(attention, "qkv_proj", qkv, hidden, bias=True),
-            *linear_entries(attention, "out_proj", {"out_proj": hidden}, hidden, bias=True),
+            *linear_entries(attention, "out_proj", {"out_proj": hidden}, sizes[0], bias=True),
             *LayerNorm.weight_layout(f"{prefix}.final_layer_norm", hidden),
             *linear_entries(prefix, "fc1", {"fc1": spec.intermediate_size}, hidden, bias=True),
             *linear_entries(prefix, "fc2", {"fc2": hidden}, spec.intermediate_size, bias=True),

@@ -33,23 +33,6 @@ MODELS: dict[str, type[ModelDefinition]] = {
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }
 
-_LLAMA_LIKE = frozenset(
-    {
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "MixtralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-    }
-)
-
-TENSOR_PARALLEL = _LLAMA_LIKE | {"GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"}
-"""Whose heads and feed-forwards are where a worker's share of the sizes says."""
-
-PIPELINE_PARALLEL = _LLAMA_LIKE | {"Phi3ForCausalLM"}
-"""Which have nothing but an embedding before their layers, and a norm and a head behind them."""
-
 
 def has_definition(spec: ModelSpec) -> bool:
     """Whether there is a class that computes `spec`; others run through transformers."""
