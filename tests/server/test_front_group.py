@@ -228,6 +228,16 @@ def test_a_signal_drains_all_fronts(start_front: Any) -> None:
     assert "Traceback" not in front.stderr
 
 
+def test_a_front_that_is_just_being_started_again_drains_too(start_front: Any) -> None:
+    front = start_front(api_server_count=2, shutdown_timeout=60).wait_ready()
+    victim = processes(front, "front")[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: "another one is started" in front.stderr)
+    front.process.send_signal(signal.SIGTERM)
+    assert front.process.wait(timeout=40) == 0
+    assert "Traceback" not in front.stderr
+
+
 def test_without_its_hub_nothing_is_left(start_front: Any) -> None:
     front = start_front(api_server_count=2).wait_ready()
     pids = [front.process.pid, *children_of(front.process.pid)]

@@ -66,6 +66,7 @@ class FrontHub:
         self._owners: dict[str, int] = {}
         self._is_sleeping = False
         self._is_serving = False
+        self._num_drains = 0
         self._call_ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,6 +123,7 @@ class FrontHub:
 
     def drain(self) -> None:
         """Have the fronts take nothing new and end; the second time, end at once."""
+        self._num_drains += 1  # for fronts that are still being started
         self._broadcast(front_wire.Drain())
 
     def lose_front(self, index: int) -> None:
@@ -322,6 +324,8 @@ class FrontHub:
             self._send(index, self._engine.limits)
         if self._last_words is not None:
             self._send(index, self._last_words)
+        for _ in range(self._num_drains):
+            self._send(index, front_wire.Drain())
 
     def _broadcast(self, message: FromHub) -> None:
         for index in self._identities:

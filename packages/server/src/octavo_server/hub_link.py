@@ -37,7 +37,8 @@ class HubLink:
 
     Attributes:
         on_outputs: Gets what each step brings for this front's requests.
-        on_drain: Called when the server is to end; the second time, at once.
+        num_drains: How often the server was told to end.
+        on_drain: Called when it is; the second time, at once.
         on_call: Gets the name and arguments of what concerns the whole server, and returns the
             answer.
         on_peer: Gets what other fronts ask of this one and answer to it.
@@ -53,6 +54,7 @@ class HubLink:
         self.num_restarts = 0
         self.num_waiting_tokens = 0  # The hub counts them, over all fronts.
         self.on_outputs: Callable[[list[wire.EngineCoreOutput]], None] = lambda outputs: None
+        self.num_drains = 0
         self.on_drain: Callable[[], None] = lambda: None
         self.on_call: Callable[[str, list[Any]], Any] = lambda method, args: None
         self.on_peer: Callable[
@@ -232,6 +234,7 @@ class HubLink:
             case front_wire.FrontCall(call_id, method, args):
                 self.send(front_wire.FrontAnswer(call_id, self.on_call(method, args)))
             case front_wire.Drain():
+                self.num_drains += 1
                 self.on_drain()
             case (
                 front_wire.PeerRequest()

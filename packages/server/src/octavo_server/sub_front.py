@@ -154,6 +154,8 @@ class SubFront(Front):
 
     def _handle_signals(self) -> None:
         self._link.on_drain = lambda: self._on_signal(signal.SIGTERM)
+        for _ in range(self._link.num_drains):  # while this was being started
+            self._link.on_drain()
 
     async def _find_model(self, client: EngineClient) -> tuple[Path, str]:
         found = await self._link.model()

@@ -109,6 +109,10 @@ class PeerDesk:
                 for home, parts in self._asked.values():
                     if home == index:
                         parts.put_nowait(None)
+                # Its successor counts its calls from 1 again, and would take these for its own.
+                for (source, _), serving in self._serving.items():
+                    if source == index:
+                        serving.cancel()
 
     def _take(self, part: PeerPart) -> None:
         home, parts = self._asked.get(part.call_id, (0, None))
@@ -152,9 +156,9 @@ class PeerDesk:
             await self._app(_scope_of(asked), receive, send)
         except Exception:
             logger.exception("A request of another front failed")
-        finally:
-            if not has_ended:
-                self._link.send(PeerPart(asked.call_id, asked.source, is_last=True))
+        # Not where this was cancelled: whoever asked has gone.
+        if not has_ended:
+            self._link.send(PeerPart(asked.call_id, asked.source, is_last=True))
 
 
 class _PeerResponse(Response):
