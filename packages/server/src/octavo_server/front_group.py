@@ -145,6 +145,7 @@ class FrontGroup:
         self._num_signals = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
+        self._replacing: set[asyncio.Task[None]] = set()
         self._is_ending = False
 
     async def run(self) -> int:
@@ -259,7 +260,9 @@ class FrontGroup:
         asyncio.get_running_loop().remove_reader(front.process.sentinel)
         front.process.join()
         # It may have said why; that is better than an exit code.
-        self._ending = asyncio.create_task(self._replace(front))
+        replacing = asyncio.create_task(self._replace(front))
+        self._replacing.add(replacing)  # the event loop holds no task
+        replacing.add_done_callback(self._replacing.discard)
 
     async def _replace(self, front: FrontProcess) -> None:
         """Start another front in place of one that has crashed, unless that happens too often."""

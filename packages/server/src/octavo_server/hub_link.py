@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -67,7 +68,8 @@ class HubLink:
             None,
         ] = lambda message: None
         self._owed: set[str] = set()
-        self._call_ids = itertools.count(1)
+        # Not from 1: what the hub still answers to a front that is gone comes to its successor.
+        self._call_ids = itertools.count(secrets.randbits(48))
         self._calls: dict[int, asyncio.Future[Any]] = {}
         loop = asyncio.get_running_loop()
         self._welcome: asyncio.Future[front_wire.Welcome] = loop.create_future()

@@ -41,4 +41,5 @@ def cosine(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the cosine of the angle between two vectors; 0 if one has no length."""
     lengths = math.hypot(*first) * math.hypot(*second)
     product = math.fsum(a * b for a, b in zip(first, second, strict=True))
-    return product / lengths if lengths else 0.0
+    # Rounding may bring equal ones an ulp past 1.
+    return max(-1.0, min(product / lengths, 1.0)) if lengths else 0.0

@@ -11,6 +11,7 @@ _GENERATION = {
     "/v1/chat/completions": "Chat Completions",
     "/v1/completions": "Completions",
     "/v1/responses": "Responses",
+    "/v1/responses/input_tokens": "Responses",
     "/v1/messages": "Messages",
     "/v1/messages/count_tokens": "Messages",
 }
