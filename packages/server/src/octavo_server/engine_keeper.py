@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,10 +11,11 @@ import msgspec
 
 from octavo_core import wire
 from octavo_core.config import EngineConfig
-from octavo_core.errors import EngineDeadError, OctavoError, RequestFailedError
+from octavo_core.errors import EngineDeadError, OctavoError
 from octavo_server.engine_handle import EngineState
 from octavo_server.engine_link import EngineLink
 from octavo_server.engine_process import EngineProcess
+from octavo_server.pending_calls import PendingCalls
 from octavo_server.request_ledger import RequestLedger
 from octavo_server.supervisor import Supervisor
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 # Seconds that an engine which has said its last word gets to end its workers.
 _END_SECONDS = 2.0
 # An operator function waits for the step that runs; a long prefill takes its time.
-_CALL_SECONDS = 120.0
+CALL_SECONDS = 120.0
 # What of `SchedulerStats` only grows. Each engine counts from 0, and a dashboard sees one server.
 _TOTALS = ("num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "host_cache_hits")
 
@@ -50,8 +50,7 @@ class EngineKeeper:
         self._past_stats = wire.SchedulerStats()  # of engines that are gone
         self.limits: wire.Ready | None = None
         self._ledger = RequestLedger()
-        self._call_ids = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls = PendingCalls()
         self._config: EngineConfig | None = None
         self._closing = False
         self._recovery: asyncio.Task[None] | None = None
@@ -141,16 +140,11 @@ class EngineKeeper:
         """
         if self.state is not EngineState.READY:
             raise self._why_not()
-        call_id = next(self._call_ids)
-        answer = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = answer
-        self._send(wire.UtilityCall(call_id, method, list(args)))
-        try:
-            return await asyncio.wait_for(answer, _CALL_SECONDS)
-        except TimeoutError:
-            raise RequestFailedError(f"the engine did not answer to {method} in time") from None
-        finally:
-            self._calls.pop(call_id, None)
+        return await self._calls.ask(
+            lambda call_id: self._send(wire.UtilityCall(call_id, method, list(args))),
+            method,
+            CALL_SECONDS,
+        )
 
     async def close(self, grace: float = 3.0) -> None:
         """End the engine: ask it, give it `grace` seconds while it is up, then kill it."""
@@ -183,16 +177,7 @@ class EngineKeeper:
             case wire.Ready():
                 self._on_ready(message)
             case wire.UtilityResult(call_id, result, problem):
-                self._settle_call(call_id, result, problem)
-
-    def _settle_call(self, call_id: int, result: Any, problem: str | None) -> None:
-        answer = self._calls.get(call_id)
-        if answer is None or answer.done():
-            return  # nobody waits any more
-        if problem is None:
-            answer.set_result(result)
-        else:
-            answer.set_exception(RequestFailedError(problem))
+                self._calls.settle(call_id, result, problem)
 
     def _on_ready(self, ready: wire.Ready) -> None:
         if self._ready.done():
@@ -226,7 +211,7 @@ class EngineKeeper:
             error,
             len(self._ledger),
         )
-        self._fail_calls(EngineDeadError(f"{error}; another one is being started"))
+        self._calls.fail_all(EngineDeadError(f"{error}; another one is being started"))
         self.state = EngineState.RESTARTING
         self.stage, self.progress = "starting another engine process", None
         self._forget_load()
@@ -299,15 +284,10 @@ class EngineKeeper:
         if is_news:
             logger.error("The engine has ended: %s", error)
         lost = error if isinstance(error, EngineDeadError) else EngineDeadError(str(error))
-        self._fail_calls(lost)
+        self._calls.fail_all(lost)
         owed = list(self._ledger)
         self._ledger.remove(owed)
         self.on_outputs([_lost(request_id, lost) for request_id in owed])
-
-    def _fail_calls(self, error: EngineDeadError) -> None:
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(error)
 
 
 def _with_stage(error: OctavoError, stage: str) -> OctavoError:

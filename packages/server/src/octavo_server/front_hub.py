@@ -8,9 +8,8 @@ and the fronts see a pause. Of a step it passes on to each front what is for it 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import zmq
@@ -26,6 +25,7 @@ from octavo_server.front_wire import FromHub, ToHub
 from octavo_server.http_counts import HTTPCounts
 from octavo_server.metrics import ServingMetrics
 from octavo_server.metrics_report import MetricsReport, add_report, report_of, sum_reports
+from octavo_server.pending_calls import PendingCalls
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class FrontHub:
 
     Attributes:
         metrics: What the fronts have counted, as of their last report.
-        on_ready: Told when a front takes requests, and whether its model can chat.
+        on_ready: Told when a front takes requests.
         on_failure: Told when a front can't start, and why.
     """
 
@@ -67,8 +67,7 @@ class FrontHub:
         self._is_sleeping = False
         self._is_serving = False
         self._num_drains = 0
-        self._call_ids = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls = PendingCalls()
         self._tasks: set[asyncio.Task[None]] = set()
         # What fronts that are gone have counted, and the hub itself.
         self._past = MetricsReport()
@@ -173,7 +172,7 @@ class FrontHub:
             case front_wire.Report(report):
                 self._reports[index] = report
             case front_wire.FrontAnswer(call_id, result):
-                self._settle(call_id, result)
+                self._calls.settle(call_id, result)
             case front_wire.FrontReady():
                 self._is_serving = True
                 self.on_ready(index, message)
@@ -272,22 +271,18 @@ class FrontHub:
         """Have each front that is there do the same, and return what they answer."""
         if method == "set_sleeping":
             self._is_sleeping = args[0]  # for fronts that are started later
-        waiting = {}
-        for index in list(self._identities):
-            call_id = next(self._call_ids)
-            waiting[call_id] = asyncio.get_running_loop().create_future()
-            self._calls[call_id] = waiting[call_id]
-            self._send(index, front_wire.FrontCall(call_id, method, list(args)))
-        if waiting:
-            await asyncio.wait(waiting.values(), timeout=_CALL_SECONDS)
-        for call_id in waiting:
-            self._calls.pop(call_id, None)
-        return [answer.result() for answer in waiting.values() if answer.done()]
+        answers = await asyncio.gather(
+            *(self._call_front(index, method, args) for index in self._identities),
+            return_exceptions=True,
+        )
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
 
-    def _settle(self, call_id: int, result: Any) -> None:
-        answer = self._calls.get(call_id)
-        if answer is not None and not answer.done():
-            answer.set_result(result)
+    async def _call_front(self, index: int, method: str, args: Sequence[Any]) -> Any:
+        return await self._calls.ask(
+            lambda call_id: self._send(index, front_wire.FrontCall(call_id, method, list(args))),
+            method,
+            _CALL_SECONDS,
+        )
 
     async def _call_fronts_for(
         self, index: int, call_id: int, method: str, args: list[Any]

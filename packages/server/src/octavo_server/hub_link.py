@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -14,15 +13,15 @@ import zmq.asyncio
 
 from octavo_core import wire
 from octavo_core.config import EngineConfig
-from octavo_core.errors import EngineDeadError, OctavoError, RequestFailedError, error_named
+from octavo_core.errors import EngineDeadError, OctavoError, error_named
 from octavo_server import front_wire
 from octavo_server.engine_handle import EngineState
+from octavo_server.engine_keeper import CALL_SECONDS
 from octavo_server.front_wire import FromHub, ToHub
+from octavo_server.pending_calls import PendingCalls
 
 logger = logging.getLogger(__name__)
 
-# An operator function waits for the step that runs; a long prefill takes its time.
-_CALL_SECONDS = 120.0
 # The hub itself waits for slow fronts, for less than this.
 _FRONTS_SECONDS = 10.0
 
@@ -69,8 +68,7 @@ class HubLink:
         ] = lambda message: None
         self._owed: set[str] = set()
         # Not from 1: what the hub still answers to a front that is gone comes to its successor.
-        self._call_ids = itertools.count(secrets.randbits(48))
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls = PendingCalls(secrets.randbits(48))
         loop = asyncio.get_running_loop()
         self._welcome: asyncio.Future[front_wire.Welcome] = loop.create_future()
         self._model: asyncio.Future[front_wire.ModelFound] = loop.create_future()
@@ -142,7 +140,7 @@ class HubLink:
         if self.state is not EngineState.READY:
             raise self._death.result() if self._death.done() else EngineDeadError("not started")
         return await self._ask(
-            lambda call_id: wire.UtilityCall(call_id, method, list(args)), method, _CALL_SECONDS
+            lambda call_id: wire.UtilityCall(call_id, method, list(args)), method, CALL_SECONDS
         )
 
     async def call_fronts(self, method: str, *args: Any) -> list[Any]:
@@ -187,15 +185,7 @@ class HubLink:
         return wanted.result()
 
     async def _ask(self, question: Callable[[int], ToHub], name: str, timeout: float) -> Any:
-        call_id = next(self._call_ids)
-        answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self.send(question(call_id))
-        try:
-            return await asyncio.wait_for(answer, timeout)
-        except TimeoutError:
-            raise RequestFailedError(f"{name} got no answer in time") from None
-        finally:
-            self._calls.pop(call_id, None)
+        return await self._calls.ask(lambda call_id: self.send(question(call_id)), name, timeout)
 
     async def _read(self) -> None:
         while True:
@@ -228,11 +218,11 @@ class HubLink:
             case wire.Failed(text, kind, field):
                 self._die(error_named(kind, text, field, default=EngineDeadError))
             case wire.UtilityResult(call_id, result, problem):
-                self._settle(call_id, result, problem)
+                self._calls.settle(call_id, result, problem)
             case front_wire.FrontsAnswer(call_id, results):
-                self._settle(call_id, results, None)
+                self._calls.settle(call_id, results)
             case front_wire.Totals(call_id):
-                self._settle(call_id, message, None)
+                self._calls.settle(call_id, message)
             case front_wire.FrontCall(call_id, method, args):
                 self.send(front_wire.FrontAnswer(call_id, self.on_call(method, args)))
             case front_wire.Drain():
@@ -245,15 +235,6 @@ class HubLink:
                 | front_wire.FrontLost()
             ):
                 self.on_peer(message)
-
-    def _settle(self, call_id: int, result: Any, problem: str | None) -> None:
-        answer = self._calls.get(call_id)
-        if answer is None or answer.done():
-            return  # nobody waits any more
-        if problem is None:
-            answer.set_result(result)
-        else:
-            answer.set_exception(RequestFailedError(problem))
 
     def _die(self, error: OctavoError) -> None:
         """Take the engine's end: the hub has failed what it owed already, all but what crossed."""

@@ -38,11 +38,11 @@ from octavo_server.output_processor import OutputProcessor
 from octavo_server.pooling_input_processor import PoolingInputProcessor
 from octavo_server.pooling_llm import PoolingMethods
 from octavo_server.position_logprobs import to_prompt_positions
+from octavo_server.prompts import Prompt, as_prompts
 from octavo_server.request_output import OutputAccumulator, OutputDelta, RequestOutput
 from octavo_server.sampling_defaults import read_sampling_defaults
 from octavo_server.tokenizer import load_tokenizer, read_chat_template
 
-Prompt = str | list[int]
 Conversation = Sequence[dict[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -131,7 +131,7 @@ class LLM(PoolingMethods):
             InvalidRequestError: A prompt or parameter can't be used. Nothing has run.
             RequestFailedError: The engine failed on a prompt.
         """
-        items = _as_prompts(prompts)
+        items = as_prompts(prompts)
 
         def prepare(item: Prompt, request_id: str, params: SamplingParams) -> _Job:
             requests = self._input_processor.process(request_id, item, params)
@@ -379,22 +379,6 @@ class _Interrupts:
         self._held = None
         assert self._handler is not None
         self._handler(number, frame)
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    items: list[Any] = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [items]
-    for item in items:
-        if not isinstance(item, str | list | tuple):
-            raise InvalidRequestError(
-                f"prompts has an item of type {type(item).__name__}; a prompt is a string or a "
-                f"list of token ids.",
-                field="prompts",
-            )
-    return items
 
 
 def _as_conversations(messages: Any) -> list[Conversation]:

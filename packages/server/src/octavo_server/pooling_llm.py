@@ -19,9 +19,8 @@ from octavo_server.pooling_request_output import (
     PoolingRequestOutput,
     ScoringOutput,
 )
+from octavo_server.prompts import Prompt, as_prompts
 from octavo_server.scored_pairs import prepare_pairs
-
-Text = str | list[int]
 
 
 class PoolingMethods:
@@ -31,7 +30,7 @@ class PoolingMethods:
     _ids: count[int]
 
     def embed(
-        self, prompts: Text | Sequence[Text], use_tqdm: bool = True, **options: Any
+        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, **options: Any
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """Make a vector of each text.
 
@@ -57,7 +56,7 @@ class PoolingMethods:
 
     def encode(
         self,
-        prompts: Text | Sequence[Text],
+        prompts: Prompt | Sequence[Prompt],
         pooling_task: PoolingTask | None = None,
         use_tqdm: bool = True,
         **options: Any,
@@ -82,7 +81,7 @@ class PoolingMethods:
         ]
 
     def classify(
-        self, prompts: Text | Sequence[Text], use_tqdm: bool = True, **options: Any
+        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, **options: Any
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """Say for each text which class it is of. Arguments and errors as in `embed`."""
         requests, pooled = self._pool_texts(prompts, "classify", use_tqdm, options)
@@ -144,7 +143,7 @@ class PoolingMethods:
 
     def _pool_texts(
         self,
-        prompts: Text | Sequence[Text],
+        prompts: Prompt | Sequence[Prompt],
         task: PoolingTask,
         use_tqdm: bool,
         options: dict[str, Any],
@@ -154,7 +153,7 @@ class PoolingMethods:
         processor.check_options(checked)
         requests = [
             processor.process_text(f"llm-{next(self._ids)}", text, checked, "prompts")
-            for text in _as_texts(prompts)
+            for text in as_prompts(prompts)
         ]
         return requests, self._run_pooling(requests, use_tqdm)
 
@@ -187,19 +186,3 @@ def _numbers(output: PooledOutput) -> list[float] | list[list[float]]:
 
 def _as_list(texts: str | Sequence[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
-
-
-def _as_texts(prompts: Text | Sequence[Text]) -> list[Text]:
-    if isinstance(prompts, str):
-        return [prompts]
-    items: list[Any] = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [items]
-    for item in items:
-        if not isinstance(item, str | list | tuple):
-            raise InvalidRequestError(
-                f"prompts has an item of type {type(item).__name__}; a text is a string or a list "
-                f"of token ids.",
-                field="prompts",
-            )
-    return items

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from octavo_core.errors import InvalidRequestError
 from octavo_server.api.protocol import (
     MAX_INT32,
     MAX_INT64,
     MAX_NAME_CHARS,
     MAX_TIMEOUT,
+    Body,
+    InvalidField,
     Name,
     StrictModel,
     Text,
     TokenIds,
     form_of_prompt,
-    is_one_of,
     one_of,
     text_or_list,
 )
@@ -51,10 +50,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class PoolingBody(StrictModel):
+class PoolingBody(Body):
     """The fields that all these routes share."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSUPPORTED
+    unsupported = _UNSUPPORTED
 
     model: Name | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
@@ -66,19 +65,6 @@ class PoolingBody(StrictModel):
     user: Name | None = None
     safety_identifier: Name | None = None
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def refuse_unsupported(cls, content: Any) -> Any:
-        """Refuse fields that would silently do nothing."""
-        if isinstance(content, dict):
-            for name, neutral in cls.unsupported.items():
-                value = content.get(name)
-                if value is not None and not is_one_of(value, neutral):
-                    raise InvalidRequestError(
-                        f"{name} is not supported yet; leave it out", field=name
-                    )
-        return content
 
     def options(self) -> PoolingOptions:
         """Return what the body says about its texts."""
@@ -148,17 +134,17 @@ class ScoreRequest(PoolingBody):
             names for names in _SIDES if all(getattr(self, name) is not None for name in names)
         ]
         if len(given) != 1:
-            raise InvalidRequestError(
+            raise InvalidField(
                 f"give one of the pairs {', '.join(f'{a} and {b}' for a, b in _SIDES)}",
-                field="text_1",
+                "text_1",
             )
         first, second = self.sides()
         if len(first) not in (1, len(second)):
             name_1, name_2 = self.names()
-            raise InvalidRequestError(
+            raise InvalidField(
                 f"{name_1} has {len(first)} texts and {name_2} has {len(second)}; they must be "
                 f"1 and 1, 1 and N, or N and N",
-                field=name_1,
+                name_1,
             )
         return self
 

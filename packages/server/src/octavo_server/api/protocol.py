@@ -180,6 +180,27 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
+class Body(StrictModel):
+    """A body some of whose usual fields are not supported.
+
+    Attributes:
+        unsupported: Their names, and the values that ask for nothing.
+    """
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_unsupported(cls, content: Any) -> Any:
+        """Refuse fields that would silently do nothing."""
+        if isinstance(content, dict):
+            for name, neutral in cls.unsupported.items():
+                value = content.get(name)
+                if value is not None and not is_one_of(value, neutral):
+                    raise InvalidField(f"{name} is not supported yet; leave it out", name)
+        return content
+
+
 class StreamOptions(StrictModel):
     """What a stream carries besides the answer."""
 
@@ -259,7 +280,7 @@ class StructuredOutputs(StrictModel):
         return content
 
 
-class GenerationRequest(StrictModel):
+class GenerationRequest(Body):
     """The fields that both generating routes share."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
@@ -309,17 +330,6 @@ class GenerationRequest(StrictModel):
     guided_regex: ConstraintText | None = None
     guided_choice: Choices | None = None
     guided_grammar: ConstraintText | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def refuse_unsupported(cls, content: Any) -> Any:
-        """Refuse fields that would silently do nothing."""
-        if isinstance(content, dict):
-            for name, neutral in cls.unsupported.items():
-                value = content.get(name)
-                if value is not None and not is_one_of(value, neutral):
-                    raise InvalidField(f"{name} is not supported yet; leave it out", name)
-        return content
 
     @model_validator(mode="after")
     def check_stream_options(self) -> GenerationRequest:
