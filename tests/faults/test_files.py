@@ -15,11 +15,15 @@ from typing import Any
 
 import pytest
 
+from octavo_server.starter_model import starter_gguf
 from support.front import FrontUnderTest
 from support.scripted_engine import write_byte_model
 
-GGUF = os.environ.get("OCTAVO_DEV_GGUF", "")
-needs_gguf = pytest.mark.skipif(not GGUF, reason="OCTAVO_DEV_GGUF names the starter model's file")
+
+@pytest.fixture(scope="session")
+def starter_path() -> Path:
+    """The starter model's file, fetched once, before a test has another cache folder."""
+    return starter_gguf()
 
 
 @pytest.fixture(params=["a full disk", "a file in its place"])
@@ -42,25 +46,23 @@ def unusable_cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[P
         subprocess.run(["umount", str(folder)], check=True)
 
 
-@needs_gguf
 def test_a_cache_that_takes_nothing_costs_a_warning(
-    start_front: Any, unusable_cache: Path, monkeypatch: pytest.MonkeyPatch
+    start_front: Any, starter_path: Path, unusable_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The converted tokenizer of a GGUF file is kept there, if it can be."""
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(unusable_cache))
-    front = start_front(model=GGUF, max_model_len=16).wait_ready()
+    front = start_front(model=str(starter_path), max_model_len=16).wait_ready()
     assert "can't be kept in" in front.stderr
     assert str(unusable_cache) in front.stderr
     assert "OCTAVO_CACHE_DIR" in front.stderr
     assert "Traceback" not in front.stderr
 
 
-@needs_gguf
 def test_a_control_with_room_warns_of_nothing(
-    start_front: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_front: Any, starter_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "room"))
-    front = start_front(model=GGUF, max_model_len=16).wait_ready()
+    front = start_front(model=str(starter_path), max_model_len=16).wait_ready()
     assert "can't be kept in" not in front.stderr
     assert list((tmp_path / "room" / "tokenizers").iterdir())
 

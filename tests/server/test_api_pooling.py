@@ -27,6 +27,7 @@ GENERATION_PATHS = {
     "/v1/completions": {"prompt": "a"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/responses": {"input": "a"},
+    "/v1/responses/input_tokens": {"input": "a"},
     "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
 }
 POOLING_PATHS = {

