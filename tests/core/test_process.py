@@ -1,9 +1,13 @@
-"""Heartbeats: who is alive, and who only seems dead."""
+"""Heartbeats: who is alive, and who only seems dead. And how a process begins."""
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+from collections.abc import Iterator
+
+import pytest
 
 from octavo_core.process import (
     BEATS_PER_TIMEOUT,
@@ -11,6 +15,7 @@ from octavo_core.process import (
     StepCounter,
     StepMonitor,
     start_heartbeat,
+    without_collections,
 )
 
 
@@ -59,3 +64,30 @@ def test_one_step_may_take_so_long_and_many_may_take_longer() -> None:
 def test_a_step_without_a_limit() -> None:
     monitor = StepMonitor(timeout=0, interval=0.5)
     assert all(monitor.beat(7) for _ in range(10_000))
+
+
+@pytest.fixture
+def own_collector() -> Iterator[None]:
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+def num_collections() -> int:
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+
+def test_nothing_is_collected_while_modules_are_made(own_collector: None) -> None:
+    before, num_frozen = num_collections(), gc.get_freeze_count()
+    with without_collections():
+        made = [[number] for number in range(10_000)]
+        assert num_collections() == before
+    assert gc.get_freeze_count() - num_frozen >= len(made)
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off(own_collector: None) -> None:
+    gc.disable()
+    with pytest.raises(ImportError), without_collections():
+        raise ImportError
+    assert not gc.isenabled()

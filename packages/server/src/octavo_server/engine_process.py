@@ -37,6 +37,7 @@ from octavo_core.process import (
     exit_with_parent,
     start_heartbeat,
     start_without_interrupts,
+    without_collections,
 )
 from octavo_server import __version__
 from octavo_server.kv_event_publisher import KVEventPublisher
@@ -120,7 +121,8 @@ def serve_engine(
     try:
         link.send(wire.Hello(os.getpid(), __version__))
         link.report_progress("importing the executor", None)
-        importlib.import_module(preload)
+        with without_collections():
+            importlib.import_module(preload)
         link.report_progress("waiting for the model's files", None)
         config = link.receive_config()
         if config.cache.kv_events_endpoint is not None:
