@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import platform
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +18,7 @@ from octavo_core.process import (
     HeartbeatMonitor,
     StepCounter,
     StepMonitor,
+    end_of_start_up,
     start_heartbeat,
     without_collections,
 )
@@ -91,3 +96,32 @@ def test_a_collector_that_was_off_stays_off(own_collector: None) -> None:
     with pytest.raises(ImportError), without_collections():
         raise ImportError
     assert not gc.isenabled()
+
+
+def test_what_starting_has_left_is_collected_and_all_else_stays(own_collector: None) -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.itself = self
+
+    left, kept = weakref.ref(Node()), Node()
+    num_frozen = gc.get_freeze_count()
+    end_of_start_up()
+    assert left() is None
+    assert gc.get_freeze_count() > num_frozen
+    assert kept.itself is kept
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can give it back")
+def test_memory_that_is_free_goes_back_to_the_system(own_collector: None) -> None:
+    # Below the size from which memory has mappings of its own, and held by what was made last.
+    blocks = [bytearray(100_000) for _ in range(500)]
+    last = bytearray(100_000)
+    del blocks
+    before = resident_bytes()
+    end_of_start_up()
+    assert before - resident_bytes() > 25_000_000
+    del last

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import ipaddress
 import json
 import logging
@@ -25,7 +24,7 @@ import setproctitle
 
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError, EngineDeadError
-from octavo_core.process import without_collections
+from octavo_core.process import end_of_start_up, without_collections
 from octavo_server import __version__
 from octavo_server.engine_process import (
     EngineProcess,
@@ -249,8 +248,7 @@ class Front:
             logger.info("Stopped while loading")
             return 0
         context.model = loading.result()
-        gc.collect()
-        gc.freeze()
+        end_of_start_up()
         self._announce(context.model)
 
         dying = asyncio.create_task(context.client.wait_dead())
