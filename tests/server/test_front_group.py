@@ -170,12 +170,14 @@ def test_operator_routes_reach_every_front(front: Any) -> None:
         aborted = send(front, "POST", "/abort_requests").json()["aborted"]
         assert len(aborted) == 8
         assert {r.result().json()["choices"][0]["finish_reason"] for r in running} == {"abort"}
-    assert send(front, "POST", "/sleep?level=0").json() == {"is_sleeping": True}
-    for _ in range(6):
-        assert send(front, "POST", COMPLETIONS, {"prompt": "x"}).status_code == 503
-    assert send(front, "POST", "/wake_up").json() == {"is_sleeping": False}
-    for _ in range(6):
-        assert send(front, "POST", COMPLETIONS, {"prompt": "x"}).status_code == 200
+    for level in (0, 1):
+        assert send(front, "POST", f"/sleep?level={level}").json() == {"is_sleeping": True}
+        for _ in range(6):
+            assert send(front, "POST", COMPLETIONS, {"prompt": "x"}).status_code == 503
+        assert len(processes(front, "engine")) == (0 if level else 1)
+        assert send(front, "POST", "/wake_up").json() == {"is_sleeping": False}
+        for _ in range(6):
+            assert send(front, "POST", COMPLETIONS, {"prompt": "x"}).status_code == 200
     assert send(front, "POST", "/reset_prefix_cache").status_code == 200
 
 
