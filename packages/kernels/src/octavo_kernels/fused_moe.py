@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.cpu.threads import get_num_threads
-from octavo_kernels.dispatch import use_cpu, use_triton
+from octavo_kernels.dispatch import use_cpu
 from octavo_kernels.gelu_and_mul import gelu_and_mul_reference
 from octavo_kernels.multiply import ARGUMENT_BYTES, MULTIPLY, quantized_bytes
 from octavo_kernels.packed_weight import DENSE_KINDS, PackedWeight
@@ -21,7 +21,7 @@ _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 
 
 class Experts:
-    """The weights of all experts of one layer.
+    """The weights of all experts of one layer, packed; see `stacked_moe` for others.
 
     Args:
         gate_up: ``[2 * intermediate_size, hidden_size]`` of each expert, gate first.
@@ -85,11 +85,6 @@ def fused_moe(x: Tensor, experts: Experts, topk_weights: Tensor, topk_ids: Tenso
         ``[num_tokens, hidden_size]``, of the type of `x`. On a CPU, a token's result is the
         same bit for bit whatever the other tokens.
     """
-    if use_triton(x):
-        from octavo_kernels import triton
-
-        if triton.takes_experts(experts):
-            return triton.fused_moe(x, experts, topk_weights, topk_ids)
     if not use_cpu(x, experts.gate_up[0].data):
         return fused_moe_reference(x, experts, topk_weights, topk_ids)
     num_tokens, top_k = topk_ids.shape
