@@ -44,6 +44,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT
 
 import nox
+from nox.command import CommandFailed
 
 ROOT = Path(__file__).parent
 PACKAGES = ("core", "kernels", "worker", "server", "client")
@@ -60,6 +61,8 @@ ON_ALL_CORES = (
     *("-n", str(min(os.cpu_count() or 1, 4))),
     *("--dist", "loadfile", "--no-loadscope-reorder"),
 )
+# So many tests that failed are run once more.
+SECOND_CHANCES = 3
 # The oldest triton that is supported and the newest, with the numpy that its interpreter takes.
 TRITONS = {
     "3.6.0": ("triton==3.6.0", "numpy<2.4"),
@@ -126,9 +129,11 @@ def tests(session: nox.Session) -> None:
     install = (python, "-m", "pip", "install", "-q", *CONSTRAINTS, *MINILM)
     with locked(environment):
         install_once(environment, MINILM, lambda: session.run(*install, external=True))
-    # Who looks for something wants it to be the only one that runs, and to see what it prints.
-    arguments = session.posargs or ON_ALL_CORES
-    session.run(python, "-m", "pytest", *arguments, external=True)
+    if session.posargs:
+        # Who looks for something wants it to be the only one that runs, and to see what it prints.
+        session.run(python, "-m", "pytest", *session.posargs, external=True)
+        return
+    run_on_all_cores(session, python)
 
 
 @nox.session(venv_backend="none")
@@ -209,8 +214,8 @@ def alone(session: nox.Session, package: str) -> None:
     if package == "core":
         session.run("python", "-c", TORCH_IS_ABSENT)
     # The whole of the simulation is in `tests`; here it only has to run.
-    session.run(
-        *("python", "-m", "pytest", "-q", *ON_ALL_CORES, *alone_tests(package), *session.posargs),
+    run_on_all_cores(
+        *(session, "python", "-q", *alone_tests(package), *session.posargs),
         env={"OCTAVO_SIMULATION_SEEDS": "100"},
     )
 
@@ -422,6 +427,27 @@ def shared_environment(session: nox.Session, *extras: str) -> Path:
         if extras:
             install_once(environment, extras, install_extras)
     return environment
+
+
+def run_on_all_cores(
+    session: nox.Session, python: str, *arguments: str, env: dict[str, str] | None = None
+) -> None:
+    """Run tests, a file of them on each core; a few that fail get a second chance, alone.
+
+    Some of them measure memory or wait for processes, and what runs beside them can be in
+    their way. What is wrong by itself fails again.
+    """
+    pytest = (python, "-m", "pytest")
+    record = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    record.unlink(missing_ok=True)
+    try:
+        session.run(*pytest, *ON_ALL_CORES, *arguments, env=env, external=True)
+    except CommandFailed:
+        failed = sorted(json.loads(record.read_text())) if record.exists() else []
+        if not 0 < len(failed) <= SECOND_CHANCES:
+            raise
+        session.warn(f"Run again, with nothing beside: {', '.join(failed)}")
+        session.run(*pytest, *failed, env=env, external=True)
 
 
 def run_side_by_side(

@@ -154,6 +154,7 @@ def cases() -> Iterator[Case]:
     yield latent_case(32, 2048)
     for num_tokens in (1, 16, 128, 2048):
         yield from matmul_cases(num_tokens)
+        yield experts_case(num_tokens)
     yield from elementwise_cases()
 
 
@@ -228,6 +229,23 @@ def latent_case(batch: int, length: int) -> Case:
         {},
         num_bytes=2 * batch * length * 576,
         num_operations=2 * batch * length * 128 * (576 + 512),
+    )
+
+
+def experts_case(num_tokens: int) -> Case:
+    """A mixture of Qwen3-30B-A3B's size: 8 of 128 experts, with as few as that for a token."""
+    count, hidden, width, chosen = 128, 2048, 768, 8
+    x = torch.randn(num_tokens, hidden, dtype=BF16, device=DEVICE)
+    gate_up = torch.randn(count, 2 * width, hidden, dtype=BF16, device=DEVICE)
+    down = torch.randn(count, hidden, width, dtype=BF16, device=DEVICE)
+    weights, ids = torch.rand(num_tokens, count, device=DEVICE).topk(chosen)
+    read = len(ids.unique()) * 3 * hidden * width
+    return Case(
+        f"experts {num_tokens} x {chosen} of {count} x {hidden} x {width}",
+        lambda: kernels.stacked_moe(x, gate_up, down, weights, ids, kernels.silu_and_mul),
+        {},
+        num_bytes=2 * (read + 2 * num_tokens * hidden),
+        num_operations=2 * num_tokens * chosen * 3 * hidden * width,
     )
 
 

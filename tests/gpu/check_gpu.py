@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,13 @@ SMALL = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
     "torch_dtype": "float32",
+}
+SMALL_MIXTURE = SMALL | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_hidden_layers": 2,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
 }
 LLAMA_3_8B = SMALL | {
     "hidden_size": 4096,
@@ -126,10 +134,10 @@ class Checks:
             del os.environ["OCTAVO_KERNELS"]
         return "all are as close as they have to be"
 
-    def small_model(self) -> str:
+    def small_model(self, config: dict[str, Any]) -> str:
         """Logits and greedy tokens of the CPU, and of graphs and single launches."""
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(SMALL))
+            (Path(folder) / "config.json").write_text(json.dumps(config))
             expected = generate(engine_config(folder, "cpu", quantization="none"))
             eager = generate(engine_config(folder, self.device.type, enforce_eager=True))
             graphed = generate(engine_config(folder, self.device.type))
@@ -327,7 +335,8 @@ def main() -> int:
         worker_module.CudaGraphMaker = CallAgain
         torch.set_num_threads(1)
     begun = time.monotonic()
-    checks.run("small model", checks.small_model)
+    checks.run("small model", partial(checks.small_model, SMALL))
+    checks.run("small mixture", partial(checks.small_model, SMALL_MIXTURE))
     checks.run("decode", checks.decode)
     checks.run("kernels", checks.kernels)  # last: most of the time, and all of the compiling
     print(f"{checks.num_bad} bad, {time.monotonic() - begun:.0f} s")

@@ -29,6 +29,8 @@ from octavo_kernels.paged_attention import AttentionOptions, paged_attention_ref
 from octavo_kernels.quantize_weight import quantize_weight
 from octavo_kernels.rotary_embedding import rotary_embedding_reference
 from octavo_kernels.sample import sample_reference
+from octavo_kernels.silu_and_mul import silu_and_mul_reference
+from octavo_kernels.stacked_moe import stacked_moe_reference
 from octavo_kernels.unpack_weight import unpack_weight
 from octavo_kernels.write_kv_cache import write_kv_cache_reference
 
@@ -288,16 +290,16 @@ def experts() -> float:
     gate_up, down = (
         (torch.randn(8, *shape, device=DEVICE) / 16).to(BF16) for shape in ((768, 512), (512, 384))
     )
+    biases = {
+        name: torch.randn(8, size, device=DEVICE).to(BF16)
+        for name, size in (("gate_up_bias", 768), ("down_bias", 512))
+    }
     weights, ids = torch.rand(50, 8, device=DEVICE).topk(2)
-    result = kernels.stacked_moe(x, gate_up, down, weights, ids)
-    expected = torch.zeros(50, 512, device=DEVICE)
-    for choice in range(2):
-        gate, up = torch.einsum("th,toh->to", x.float(), gate_up[ids[:, choice]].float()).chunk(
-            2, -1
-        )
-        inner = torch.nn.functional.silu(gate) * up
-        returned = torch.einsum("ti,thi->th", inner, down[ids[:, choice]].float())
-        expected += weights[:, choice, None] * returned
+    result = kernels.stacked_moe(x, gate_up, down, weights, ids, kernels.silu_and_mul, **biases)
+    expected = stacked_moe_reference(
+        *(x.float(), gate_up.float(), down.float(), weights, ids, silu_and_mul_reference),
+        **{name: bias.float() for name, bias in biases.items()},
+    )
     return worst(result, expected)
 
 

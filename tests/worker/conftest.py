@@ -38,7 +38,13 @@ def tiny_llama(**changes) -> LlamaForCausalLM:
 
 def engine_config(model_path: Path, **values) -> EngineConfig:
     """Make a configuration for a small CPU engine."""
-    defaults = {"device": "cpu", "cpu_threads": 2, "max_num_seqs": 8, "kv_cache_memory": 1 << 24}
+    defaults = {
+        "device": "cpu",
+        "cpu_threads": 2,
+        "max_num_seqs": 8,
+        "kv_cache_memory": 1 << 24,
+        "heartbeat_timeout": 60,  # the machine may be busy
+    }
     return resolve_config(defaults | values).replace("the test", model_path=str(model_path))
 
 

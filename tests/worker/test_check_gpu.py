@@ -28,5 +28,6 @@ def test_its_logic_runs_on_a_cpu(tmp_path):
     done = _run("--dry-run", "--json", str(tmp_path / "figures.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "BAD" not in done.stdout
-    assert "ok  small model: 60 tokens equal on CPU, GPU and in graphs" in done.stdout
+    for model in ("small model", "small mixture"):
+        assert f"ok  {model}: 60 tokens equal on CPU, GPU and in graphs" in done.stdout
     assert "3 rows of 64 tokens, graph, share" in (tmp_path / "figures.json").read_text()

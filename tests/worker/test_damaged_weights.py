@@ -27,10 +27,10 @@ def _load(path, spec):
 
 def _refused(path, spec, names):
     """Check that a file is refused quickly, with an error that names it or one of `names`."""
-    started = time.monotonic()
+    started = time.thread_time()  # of this thread, however busy the machine is
     with pytest.raises(ModelError) as caught:
         _load(path, spec)
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5
     message = str(caught.value)
     assert path.name in message or any(name in message for name in names), message
 

@@ -14,7 +14,11 @@ from octavo_core.errors import ConfigError, EngineDeadError, EngineError, ModelE
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_worker.executors import create_executor, messages
-from octavo_worker.executors.multiproc import MultiprocExecutor
+from octavo_worker.executors.multiproc import (
+    STOP_TIMEOUT,
+    TERMINATE_TIMEOUT,
+    MultiprocExecutor,
+)
 from octavo_worker.executors.uniproc import UniProcExecutor
 
 BACKENDS = ("uni", "mp")
@@ -36,6 +40,10 @@ def _start(make_config, path, num_blocks=20, **values):
         raise
     assert reports[-1] == ("loading weights", 1.0)
     return executor
+
+
+def _worker_process(executor):
+    return psutil.Process(executor._workers[0]._process.pid)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +99,7 @@ def test_logprobs_cross(running, drive):
     for executor in running.values():
         new = [drive.new_request(1, PROMPT, [1], params)]
         executor.execute_model(drive.step([(1, len(PROMPT), 0)], new=new, freed=[1]))
-        output = executor.sample_tokens(None).result(timeout=30)
+        output = executor.sample_tokens(None).result(timeout=60)
         found.append([output.logprobs[0], *output.prompt_logprobs[0]])
     assert len(found[0]) == len(PROMPT)  # one for each position but the first, and the answer's
     for one, other in zip(*found, strict=True):
@@ -121,7 +129,7 @@ def test_an_error_in_a_step_comes_with_its_future_and_the_next_step_works(runnin
     executor.execute_model(drive.step([(2, 5, 0)], freed=[2]))
     future = executor.sample_tokens(None)
     with pytest.raises((RuntimeError, EngineError), match="slot 2 is scheduled up to token 5"):
-        future.result(timeout=30)
+        future.result(timeout=60)
     assert len(drive.generate(executor, PROMPT, 2, slot=2)) == 2
 
 
@@ -131,8 +139,8 @@ def test_steps_may_be_started_before_older_ones_are_sampled(running, drive):
     executor.execute_model(drive.step([(0, 9, 0)], new=new, step_id=1))
     executor.execute_model(drive.step([(1, 4, 0)], step_id=2))
     first, second = executor.sample_tokens(None), executor.sample_tokens(None)
-    assert first.result(timeout=30).step_id == 1
-    assert second.result(timeout=30).sampled_token_ids == [-1]
+    assert first.result(timeout=60).step_id == 1
+    assert second.result(timeout=60).sampled_token_ids == [-1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -144,27 +152,22 @@ def test_a_model_that_cannot_be_loaded(make_config, tiny_folder, tmp_path, backe
 
 
 def test_death_of_the_worker_fails_futures_and_health(make_config, tiny_folder, drive):
-    before = {child.pid for child in psutil.Process().children()}
     executor = create_executor(
         make_config(tiny_folder, distributed_executor_backend="mp"), read_model_spec(tiny_folder)
     )
     try:
         executor.load_model(lambda stage, progress: None)
-        (pid,) = (
-            child.pid
-            for child in psutil.Process().children()
-            if child.pid not in before and "".join(child.cmdline()).startswith("octavo: worker")
-        )
+        pid = _worker_process(executor).pid
         os.kill(pid, signal.SIGSTOP)  # so that the answer is surely still to come
         executor.execute_model(drive.step([]))
         future = executor.sample_tokens(None)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match=f"process {pid}.*SIGKILL"):
-            future.result(timeout=10)
+            future.result(timeout=60)
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             executor.check_health()
         with pytest.raises(EngineDeadError):
-            executor.sample_tokens(None).result(timeout=10)
+            executor.sample_tokens(None).result(timeout=60)
         with pytest.raises(EngineDeadError):
             executor.warm_up(lambda stage, progress: None)
     finally:
@@ -175,14 +178,14 @@ def test_death_of_the_worker_fails_futures_and_health(make_config, tiny_folder, 
 
 def test_a_worker_that_is_stopped_counts_as_dead(make_config, tiny_folder, drive):
     executor = _start(
-        make_config, tiny_folder, distributed_executor_backend="mp", heartbeat_timeout=0.8
+        make_config, tiny_folder, distributed_executor_backend="mp", heartbeat_timeout=3
     )
     try:
         executor.check_health()
-        os.kill(executor._workers[0]._process.pid, signal.SIGSTOP)
+        os.kill(_worker_process(executor).pid, signal.SIGSTOP)
         executor.execute_model(drive.step([]))
-        with pytest.raises(EngineDeadError, match=r"no sign of life for 0\.8 seconds"):
-            executor.sample_tokens(None).result(timeout=20)
+        with pytest.raises(EngineDeadError, match="no sign of life for 3 seconds"):
+            executor.sample_tokens(None).result(timeout=60)
         with pytest.raises(EngineDeadError):
             executor.check_health()
     finally:
@@ -191,27 +194,22 @@ def test_a_worker_that_is_stopped_counts_as_dead(make_config, tiny_folder, drive
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["at once", "hanging"])
 def test_shutdown_leaves_no_process_even_while_loading(make_config, tiny_folder, stopped):
-    before = {child.pid for child in psutil.Process().children()}
     executor = create_executor(
         make_config(tiny_folder, distributed_executor_backend="mp"), read_model_spec(tiny_folder)
     )
-    started = [
-        child for child in psutil.Process().children() if child.pid not in before
-    ]  # the worker, and perhaps Python's own resource tracker
-    worker = max(started, key=lambda child: child.pid)
+    worker = _worker_process(executor)
     if stopped:
         os.kill(worker.pid, signal.SIGSTOP)
     began = time.monotonic()
     executor.shutdown()
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 10 * (STOP_TIMEOUT + TERMINATE_TIMEOUT)
     assert not worker.is_running()
     with pytest.raises(EngineDeadError):
         executor.warm_up(lambda stage, progress: None)
 
 
 def test_the_worker_has_a_title(running):
-    titles = ["".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
-    assert any(title.startswith("octavo: worker 0") for title in titles)
+    assert "".join(_worker_process(running["mp"]).cmdline()).startswith("octavo: worker 0")
 
 
 def test_memory_for_the_cache(make_config, tiny_folder):
@@ -226,14 +224,6 @@ def test_memory_for_the_cache(make_config, tiny_folder):
     executor.load_model(lambda stage, progress: None)
     with pytest.raises(ConfigError, match=r"kv_cache_memory is 1048576.00 GiB \(from flag"):
         executor.determine_available_memory()
-
-
-def test_the_cache_takes_no_memory_before_it_is_used(make_config, tiny_folder):
-    executor = create_executor(make_config(tiny_folder), read_model_spec(tiny_folder))
-    executor.load_model(lambda stage, progress: None)
-    before = psutil.Process().memory_info().rss
-    executor.initialize_kv_cache(200_000)  # 200,000 × 16 tokens × 512 bytes = 1.5 GiB
-    assert psutil.Process().memory_info().rss - before < 100 << 20
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

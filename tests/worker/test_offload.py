@@ -56,7 +56,7 @@ class LateCopies:
         self.log.append(("release", number))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v3", "gpt2", "opt"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v3", "gpt-oss", "gpt2", "opt"])
 def test_the_logits_are_those_of_weights_on_the_device(family, tmp_path):
     layers = {"n_layer": 5} if family == "gpt2" else {"num_hidden_layers": 5}
     save_family(family, tmp_path, **layers, **({"layer_types": None} if "gemma" in family else {}))

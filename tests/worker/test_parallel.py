@@ -46,7 +46,7 @@ def test_same_tokens_as_one_worker(drive, make_config, tiny_folder, expected, si
     try:
         assert engine_texts.run(engine, engine_texts.requests()) == expected[form]
         assert engine.stats().num_preemptions > 0
-        workers = _workers()
+        workers = [psutil.Process(w._process.pid) for w in engine._executor._workers]
         assert len(workers) == sizes[0] * sizes[1]
         assert _listening(workers) <= {"127.0.0.1", "::1"}
         # A step that raises everywhere leaves nobody waiting for anybody.
@@ -60,16 +60,8 @@ def test_same_tokens_as_one_worker(drive, make_config, tiny_folder, expected, si
             engine_texts.run(engine, engine_texts.requests())
     finally:
         engine.shutdown()
-    _, alive = psutil.wait_procs(workers, timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
-
-
-def _workers():
-    return [
-        child
-        for child in psutil.Process().children()
-        if "".join(child.cmdline()).startswith("octavo: worker")
-    ]
 
 
 def _listening(workers):

@@ -187,5 +187,12 @@ def _matmul_cases(target: str) -> Iterator[tuple[str, Callable[[], object]]]:
         ids = torch.zeros(num_tokens, 2, dtype=torch.int64)
         routed = torch.ones(num_tokens, 2)
         x = torch.zeros(num_tokens, 1024, dtype=BF16)
-        yield f"experts {num_tokens}", partial(kernels.stacked_moe, x, gate_up, down, routed, ids)
+        arguments = x, gate_up, down, routed, ids, kernels.silu_and_mul
+        yield f"experts {num_tokens}", partial(kernels.stacked_moe, *arguments)
+        if num_tokens == 1:
+            biases = {
+                "gate_up_bias": torch.zeros(2, 2048, dtype=BF16),
+                "down_bias": torch.zeros(2, 1024, dtype=BF16),
+            }
+            yield "experts with biases", partial(kernels.stacked_moe, *arguments, **biases)
     assert tiles.matmul(target, 512, 2).rows == 128

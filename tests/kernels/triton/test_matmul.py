@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from octavo_kernels import triton as kernels
-from octavo_kernels.fused_moe import Experts, fused_moe_reference
 from octavo_kernels.pack_weight import (
     pack_awq_weight,
     pack_dense_weight,
@@ -13,7 +12,10 @@ from octavo_kernels.pack_weight import (
     pack_weight,
 )
 from octavo_kernels.quantize_weight import quantize_weight
+from octavo_kernels.silu_and_mul import silu_and_mul_reference
+from octavo_kernels.stacked_moe import stacked_moe_reference
 from octavo_kernels.triton import tiles
+from octavo_kernels.triton.stacked_moe import _sorted_by_expert
 from octavo_kernels.unpack_weight import unpack_weight
 from support.triton_interpreter import dot_row_by_row
 
@@ -154,36 +156,45 @@ def test_nothing_to_multiply():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("num_tokens", "num_experts"), [(1, 8), (9, 4), (40, 3)])
-def test_experts(num_tokens, num_experts, dtype):
+@pytest.mark.parametrize("has_biases", [False, True], ids=["", "biases"])
+def test_experts(num_tokens, num_experts, dtype, has_biases):
     hidden, intermediate, num_chosen = 40, 24, 2
     x = torch.randn(num_tokens, hidden + 1)[:, :hidden].to(dtype)
     gate_up = (0.2 * torch.randn(num_experts, 2 * intermediate, hidden)).to(dtype)
     down = (0.2 * torch.randn(num_experts, hidden, intermediate)).to(dtype)
     ids = torch.rand(num_tokens, num_experts).topk(num_chosen).indices
     weights = torch.rand(num_tokens, num_chosen)
+    biases = {}
+    if has_biases:
+        biases = {
+            "gate_up_bias": torch.randn(num_experts, 2 * intermediate).to(dtype),
+            "down_bias": torch.randn(num_experts, hidden).to(dtype),
+        }
     expected = torch.zeros(num_tokens, hidden, dtype=torch.float64)
     for token in range(num_tokens):
         for choice in range(num_chosen):
             expert = ids[token, choice]
-            gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
-            inner = torch.nn.functional.silu(gate) * up
-            expected[token] += weights[token, choice] * (down[expert].double() @ inner)
-    result = kernels.stacked_moe(x, gate_up, down, weights, ids)
+            both = gate_up[expert].double() @ x[token].double()
+            if has_biases:
+                both += biases["gate_up_bias"][expert]
+            gate, up = both.chunk(2)
+            returned = down[expert].double() @ (torch.nn.functional.silu(gate) * up)
+            if has_biases:
+                returned += biases["down_bias"][expert]
+            expected[token] += weights[token, choice] * returned
+    arguments = x, gate_up, down, weights, ids
+    result = kernels.stacked_moe(*arguments, kernels.silu_and_mul, **biases)
     limit = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(result.double(), expected, rtol=limit, atol=limit)
-
-
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
-def test_experts_of_packed_weights(activation):
-    weights = [torch.randn(shape) for shape in ((64, 32), (32, 32)) for _ in range(3)]
-    packed = [pack_dense_weight(weight) for weight in weights]
-    experts = Experts(packed[:3], packed[3:], activation)
-    assert kernels.takes_experts(experts)
-    x, ids = torch.randn(5, 32), torch.rand(5, 3).topk(2).indices
-    weights = torch.rand(5, 2)
-    result = kernels.fused_moe(x, experts, weights, ids)
-    expected = fused_moe_reference(x, experts, weights, ids)
-    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-3)
+    # The twin's numbers are the same before they are rounded.
+    twin = stacked_moe_reference(
+        *(part.float() for part in arguments[:3]),
+        weights,
+        ids,
+        silu_and_mul_reference,
+        **{name: bias.float() for name, bias in biases.items()},
+    )
+    torch.testing.assert_close(twin.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_all_tokens_to_one_expert_and_none():
@@ -191,6 +202,26 @@ def test_all_tokens_to_one_expert_and_none():
     ids, weights = torch.full((5, 1), 2), torch.ones(5, 1)
     gate, up = (x @ gate_up[2].T).chunk(2, -1)
     expected = (torch.nn.functional.silu(gate) * up) @ down[2].T
-    result = kernels.stacked_moe(x, gate_up, down, weights, ids)
+    activation = kernels.silu_and_mul
+    result = kernels.stacked_moe(x, gate_up, down, weights, ids, activation)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
-    assert kernels.stacked_moe(x[:0], gate_up, down, weights[:0], ids[:0]).shape == (0, 16)
+    nothing = kernels.stacked_moe(x[:0], gate_up, down, weights[:0], ids[:0], activation)
+    assert nothing.shape == (0, 16)
+
+
+def test_experts_that_lie_apart_from_each_other():
+    """As they do between the buffers of offloaded layers."""
+    x, memory = torch.randn(7, 16), torch.randn(3, 40, 16)
+    gate_up, down = memory[:, :32], torch.randn(3, 20, 16)[:, :16]
+    ids, weights = torch.rand(7, 3).topk(2).indices, torch.rand(7, 2)
+    arguments = weights, ids, kernels.silu_and_mul
+    result = kernels.stacked_moe(x, gate_up, down, *arguments)
+    expected = kernels.stacked_moe(x, gate_up.contiguous(), down.contiguous(), *arguments)
+    assert torch.equal(result, expected)
+
+
+def test_the_order_of_experts_is_found_without_waiting_for_the_device():
+    """Tensors without numbers raise where the host would ask for one."""
+    ids = torch.empty(9, 2, dtype=torch.int64, device="meta")
+    order, starts = _sorted_by_expert(ids, 5)
+    assert (order.shape, starts.shape) == ((18,), (6,))

@@ -1,6 +1,7 @@
 """Sampling, penalties, masks and log-probabilities in Triton against the torch twins."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,6 +86,10 @@ def test_samples_what_the_twin_samples(values, block, monkeypatch):
     )
     expected = sample_reference(logits, metadata)
     assert torch.equal(kernels.sample(logits, metadata), expected)
+    # The same with parameters that are there, whatever the host's say.
+    on_device = torch.from_numpy(metadata.packed())
+    elsewhere = replace(make_sampling_metadata(num_rows, temperature=9.0), on_device=on_device)
+    assert torch.equal(kernels.sample(logits, elsewhere), expected)
 
 
 @pytest.mark.parametrize("values", FILTERS.values(), ids=FILTERS)

@@ -36,6 +36,7 @@ from octavo_kernels.sample import SamplingMetadata, sample
 from octavo_kernels.sample_noise import sample_noise
 from octavo_kernels.select_experts import select_experts
 from octavo_kernels.silu_and_mul import silu_and_mul
+from octavo_kernels.stacked_moe import run_experts, stacked_moe
 from octavo_kernels.unpack_weight import unpack_weight
 from octavo_kernels.write_kv_cache import write_kv_cache
 
@@ -83,11 +84,13 @@ __all__ = [
     "rms_norm",
     "rotary_embedding",
     "rotary_write_kv_cache",
+    "run_experts",
     "sample",
     "sample_noise",
     "select_experts",
     "serving_kernels",
     "silu_and_mul",
+    "stacked_moe",
     "swap_blocks",
     "unpack_weight",
     "write_kv_cache",

@@ -24,7 +24,12 @@ def use_cpu(*tensors: Tensor) -> bool:
 
 def use_triton(tensor: Tensor) -> bool:
     """Whether the Triton kernels take this tensor: on a CUDA or ROCm device."""
-    return tensor.is_cuda and _has("triton") and not reference_forced()
+    return tensor.is_cuda and triton_runs()
+
+
+def triton_runs() -> bool:
+    """Whether operations on a GPU are Triton kernels, which never wait for the host."""
+    return _has("triton") and not reference_forced()
 
 
 @cache

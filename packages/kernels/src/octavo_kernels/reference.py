@@ -20,6 +20,7 @@ from octavo_kernels.rotary_embedding import rotary_embedding_reference
 from octavo_kernels.rotary_write_kv_cache import rotary_write_kv_cache_reference
 from octavo_kernels.sample import sample_reference
 from octavo_kernels.silu_and_mul import silu_and_mul_reference
+from octavo_kernels.stacked_moe import stacked_moe_reference
 from octavo_kernels.write_kv_cache import write_kv_cache_reference
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "rotary_write_kv_cache_reference",
     "sample_reference",
     "silu_and_mul_reference",
+    "stacked_moe_reference",
     "swap_blocks_reference",
     "write_kv_cache_reference",
 ]

@@ -30,6 +30,7 @@ class SamplingMetadata:
         min_p: ``[num_rows]`` float32; 0 is off.
         seeds: ``[num_rows]`` int64.
         positions: ``[num_rows]`` int64, index in its sequence of the token to be sampled.
+        on_device: What `packed` returns, if it was copied to the GPU already.
     """
 
     temperature: NDArray[np.float32]
@@ -38,6 +39,15 @@ class SamplingMetadata:
     min_p: NDArray[np.float32]
     seeds: NDArray[np.int64]
     positions: NDArray[np.int64]
+    on_device: Tensor | None = None
+
+    def packed(self) -> NDArray[np.int64]:
+        """Put all that the GPU's kernel reads into ``[6, num_rows]``, for one copy."""
+        packed = np.empty((6, len(self.positions)), np.int64)
+        for index, numbers in enumerate((self.temperature, self.top_p, _log_min_p(self))):
+            packed[index] = np.ascontiguousarray(numbers, np.float32).view(np.int32)
+        packed[3:] = self.top_k, self.seeds, self.positions
+        return packed
 
 
 def sample(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
@@ -66,14 +76,11 @@ def _sample_on_cpu(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
     num_rows, vocab_size = logits.shape
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     tokens = torch.empty(num_rows, dtype=torch.int64)
-    # Logarithms in float64, as the twin takes them; of 0 that is minus infinity, and off.
-    with np.errstate(divide="ignore"):
-        log_min_p = np.log(metadata.min_p.astype(np.float64)).astype(np.float32)
     parameters: list[NDArray[Any]] = [
         np.ascontiguousarray(metadata.temperature, np.float32),
         np.ascontiguousarray(metadata.top_k, np.int32),
         np.ascontiguousarray(metadata.top_p, np.float32),
-        log_min_p,
+        _log_min_p(metadata),
         np.ascontiguousarray(metadata.seeds, np.int64),
         np.ascontiguousarray(metadata.positions, np.int64),
     ]
@@ -87,6 +94,12 @@ def _sample_on_cpu(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
     )
     run_rows(sample_rows, num_rows, words)
     return tokens
+
+
+def _log_min_p(metadata: SamplingMetadata) -> NDArray[np.float32]:
+    """Take logarithms in float64, as the twin does; of 0 that is minus infinity, and off."""
+    with np.errstate(divide="ignore"):
+        return np.log(metadata.min_p.astype(np.float64)).astype(np.float32)
 
 
 def sample_reference(logits: Tensor, metadata: SamplingMetadata) -> Tensor:

@@ -22,6 +22,7 @@ from octavo_server.supervisor import Supervisor
 _BEST_FIRST = (
     EngineState.READY,
     EngineState.RESTARTING,
+    EngineState.ASLEEP,
     EngineState.STARTING,
     EngineState.DEAD,
 )
@@ -198,7 +199,7 @@ def keep_engines(
     """
     restarts = config.server.engine_restart
     keepers = [
-        EngineKeeper(process, Supervisor(spawner.spawn) if restarts else None)
+        EngineKeeper(process, Supervisor(spawner.spawn, restarts=restarts))
         for process, spawner in zip(processes, spawners, strict=True)
     ]
     return keepers[0] if len(keepers) == 1 else EngineGroup(keepers)

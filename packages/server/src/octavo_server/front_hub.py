@@ -64,7 +64,7 @@ class FrontHub:
         self._indices: dict[bytes, int] = {}
         # Engine requests in flight, and the front that each belongs to.
         self._owners: dict[str, int] = {}
-        self._is_sleeping = False
+        self._sleep_level: int | None = None
         self._is_serving = False
         self._num_drains = 0
         self._calls = PendingCalls()
@@ -240,12 +240,7 @@ class FrontHub:
         dying = asyncio.ensure_future(self._engine.wait_dead())
         try:
             while not dying.done():
-                status = self._engine_status()
-                if status != self._status:
-                    was, self._status = self._status, status
-                    self._broadcast(status)
-                    if was is None or was.state == EngineState.STARTING.value:
-                        self._tell_limits()
+                self._tell_status()
                 await asyncio.wait({dying}, timeout=_STATUS_INTERVAL)
             error = dying.result()
             self._status = self._engine_status()
@@ -254,6 +249,16 @@ class FrontHub:
             self._broadcast(self._last_words)
         finally:
             dying.cancel()
+
+    def _tell_status(self) -> None:
+        """Tell the fronts where the engine is, if they don't know."""
+        status = self._engine_status()
+        if status == self._status:
+            return
+        was, self._status = self._status, status
+        self._broadcast(status)
+        if was is None or was.state == EngineState.STARTING.value:
+            self._tell_limits()
 
     def _engine_status(self) -> front_wire.EngineStatus:
         engine = self._engine
@@ -269,8 +274,8 @@ class FrontHub:
 
     async def call_fronts(self, method: str, *args: Any) -> list[Any]:
         """Have each front that is there do the same, and return what they answer."""
-        if method == "set_sleeping":
-            self._is_sleeping = args[0]  # for fronts that are started later
+        if method == "set_sleep_level":
+            self._sleep_level = args[0]  # for fronts that are started later
         answers = await asyncio.gather(
             *(self._call_front(index, method, args) for index in self._identities),
             return_exceptions=True,
@@ -296,6 +301,7 @@ class FrontHub:
         except OctavoError as error:
             self._send(index, wire.UtilityResult(call_id, error=str(error)))
         else:
+            self._tell_status()  # an engine that was woken up is ready now
             self._send(index, wire.UtilityResult(call_id, result))
 
     async def _collect(self, index: int, call_id: int) -> None:
@@ -311,7 +317,7 @@ class FrontHub:
     # Sending
 
     def _welcome(self, index: int) -> None:
-        self._send(index, front_wire.Welcome(self._config, self._is_sleeping, self._is_serving))
+        self._send(index, front_wire.Welcome(self._config, self._sleep_level, self._is_serving))
         self._send(index, self._engine_status())
         if self._model is not None:
             self._send(index, self._model)

@@ -70,7 +70,7 @@ async def _run(address: str, index: int, listener: socket.socket) -> int:
             config,
             listener,
             link,
-            is_sleeping=welcome.is_sleeping,
+            sleep_level=welcome.sleep_level,
             is_late=welcome.is_late,
             keys=make_key_ring(config.access),
             ssl_context=make_ssl_context(config.access),
@@ -101,7 +101,7 @@ class SubFront(Front):
         listener: socket.socket,
         link: HubLink,
         *,
-        is_sleeping: bool,
+        sleep_level: int | None,
         is_late: bool,
         keys: KeyRing | None,
         ssl_context: ssl.SSLContext | None,
@@ -109,7 +109,7 @@ class SubFront(Front):
     ) -> None:
         super().__init__(config, listener, [], [], [], keys, ssl_context, tracer)
         self._link = link
-        self._is_sleeping = is_sleeping
+        self._sleep_level = sleep_level
         self._may_accept = asyncio.Event()
         if not is_late:
             self._may_accept.set()
@@ -135,7 +135,7 @@ class SubFront(Front):
 
         desk = PeerDesk(self._link, app)
         context.fronts = SeveralFronts(self._link, desk, self._config.server.api_server_count)
-        context.sleeping = self._is_sleeping
+        context.sleep_level = self._sleep_level
         self._link.on_peer = desk.on_message
 
         def report() -> None:

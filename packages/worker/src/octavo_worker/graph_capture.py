@@ -17,8 +17,8 @@ from torch import Tensor
 
 from octavo_core.config import EngineConfig
 from octavo_core.executor import ProgressCallback
-from octavo_core.model_spec import ModelSpec
 from octavo_kernels import AttentionMetadata
+from octavo_kernels.dispatch import triton_runs
 from octavo_worker.models import KVCache, Model
 
 STAGE = "capturing graphs"
@@ -34,19 +34,19 @@ def capture_sizes(max_num_seqs: int) -> list[int]:
     return [size for size in sizes if size < largest] + [largest]
 
 
-def captures_graphs(config: EngineConfig, spec: ModelSpec, device: torch.device) -> bool:
+def captures_graphs(config: EngineConfig, device: torch.device) -> bool:
     """Whether decode steps are to be captured.
 
     Not on CPUs, where all layers are one call; not with several workers, which talk to each
-    other within a step; not if layers are fetched from the host; and not for mixtures, which ask
-    the device for the experts that a step has.
+    other within a step; not if layers are fetched from the host; and not where torch twins stand
+    in for kernels, for they look at lengths and at chosen experts on the host.
     """
     return (
         device.type == "cuda"
         and not config.model.enforce_eager
         and config.parallel.world_size == 1
         and not config.device.cpu_offload_gb
-        and not spec.num_experts
+        and triton_runs()
     )
 
 

@@ -20,8 +20,10 @@ from octavo_kernels import AttentionMetadata, DecoderStep, swap_blocks
 from octavo_worker.input_batch import InputBatch
 from octavo_worker.layers.one_call import OneCallModel
 from octavo_worker.models import KVCache, Model
-from octavo_worker.sampler import sample_rows
+from octavo_worker.sampler import sample_rows, sampling_metadata
 from octavo_worker.token_logprobs import prompt_logprobs
+
+_NOTHING = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,16 @@ class ModelInput:
         input_ids: ``[num_tokens]`` int32.
         positions: ``[num_tokens]`` int32.
         metadata: How the tokens divide into requests, for each KV group.
+        last_tokens: ``[num_rows]`` int32, places of the tokens that are followed by a new one.
+        sampling: ``[6, num_rows]`` int64, how those are sampled, see `SamplingMetadata.packed`;
+            None on a CPU, and where nothing is sampled.
     """
 
     input_ids: Tensor
     positions: Tensor
     metadata: list[AttentionMetadata]
+    last_tokens: Tensor
+    sampling: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class ComputedStep:
         logits: ``[num_rows, vocab_size]`` float32, or None where there are only hidden states.
         hidden: ``[num_rows, hidden_size]``, hidden states of their last tokens, or None where
             there are logits.
+        sampling: See `ModelInput`.
         prompt_logprobs: By index among the slots, for prompts that are to be reported on.
         pooled: Likewise, what was pooled of texts; then nothing is sampled.
     """
@@ -60,6 +68,7 @@ class ComputedStep:
     slots: NDArray[np.int64]
     logits: Tensor | None = None
     hidden: Tensor | None = None
+    sampling: Tensor | None = None
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     pooled: dict[int, PooledOutput] = field(default_factory=dict)
 
@@ -173,10 +182,7 @@ class ModelRunner:
         slots = np.array(scheduler_output.slots, np.int64)
         model_input = self.prepare_input(scheduler_output)
         metadata = model_input.metadata[0]  # lengths are the same for all groups
-        # Where the last known token is computed, the next one can be sampled.
-        complete = np.array(metadata.host_seq_lens, np.int64) == self.batch.num_tokens[slots]
-        rows = np.flatnonzero(complete)
-        last_tokens = np.array(metadata.host_query_start_loc, np.int64)[1:][rows] - 1
+        rows = self._rows_to_sample(slots, np.array(metadata.host_seq_lens, np.int64))
         hidden = self.forward(model_input, self.kv_caches)  # [num_tokens, hidden_size]
         reports: dict[int, list[TokenLogprobs]] = {}
         if self.samples and (self.batch.num_prompt_logprobs[slots] >= 0).any():
@@ -193,7 +199,8 @@ class ModelRunner:
             len(slots),
             rows,
             slots[rows],
-            hidden=_take_rows(hidden, last_tokens),
+            hidden=_take_rows(hidden, model_input.last_tokens),
+            sampling=model_input.sampling,
             prompt_logprobs=reports,
         )
 
@@ -208,7 +215,7 @@ class ModelRunner:
         if logits is None:
             assert step.hidden is not None
             logits = self._model.compute_logits(step.hidden)
-        token_ids, logprobs = sample_rows(logits, self.batch, step.slots, grammar)
+        token_ids, logprobs = sample_rows(logits, self.batch, step.slots, grammar, step.sampling)
         self.batch.append_tokens(step.slots, token_ids)
         sampled[step.rows] = token_ids
         by_index = {int(step.rows[row]): value for row, value in logprobs.items()}
@@ -247,6 +254,7 @@ class ModelRunner:
             for table in self.batch.block_tables
         ]
         max_blocks = -(-int(seq_lens.max(initial=0)) // self._block_size)
+        rows = self._rows_to_sample(slots, seq_lens)
         return self.to_device(
             input_ids=input_ids,
             positions=positions,
@@ -254,7 +262,21 @@ class ModelRunner:
             seq_lens=seq_lens,
             slot_mappings=slot_mappings,
             block_tables=[table[slots, :max_blocks] for table in self.batch.block_tables],
+            last_tokens=query_start_loc[1:][rows] - 1,
+            sampling=self._pack_sampling(slots[rows]),
         )
+
+    def _rows_to_sample(
+        self, slots: NDArray[np.int64], seq_lens: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the indices of those whose last known token a step computes."""
+        return np.flatnonzero(seq_lens == self.batch.num_tokens[slots])
+
+    def _pack_sampling(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return what the sampler of a GPU reads, to go there with the rest of the step."""
+        if self._device.type == "cpu" or not self.samples:
+            return _NOTHING
+        return sampling_metadata(self.batch, slots).packed()
 
     def to_device(
         self,
@@ -265,13 +287,16 @@ class ModelRunner:
         seq_lens: NDArray[np.int64],
         slot_mappings: Sequence[NDArray[np.int64]],
         block_tables: Sequence[NDArray[np.int32]],
+        last_tokens: NDArray[np.int64] = _NOTHING,
+        sampling: NDArray[np.int64] = _NOTHING,
     ) -> ModelInput:
         """Copy a flat batch to the device, all arrays in one transfer.
 
-        Everything fits int32: a cache of 2**31 slots would be larger than any memory.
+        All but `sampling` fits int32: a cache of 2**31 slots would be larger than any memory.
         """
-        arrays: list[NDArray[Any]] = [input_ids, positions, query_start_loc, seq_lens]
-        arrays += [*slot_mappings, *block_tables]
+        # First what has 8 bytes a number, so that it lies at a multiple of them.
+        arrays: list[NDArray[Any]] = [sampling.view(np.int32), last_tokens, input_ids, positions]
+        arrays += [query_start_loc, seq_lens, *slot_mappings, *block_tables]
         parts: Sequence[Tensor]
         if self._device.type == "cpu":
             parts = [torch.from_numpy(array.astype(np.int32, order="C")) for array in arrays]
@@ -283,20 +308,22 @@ class ModelRunner:
             staged = torch.from_numpy(packed).pin_memory()
             on_device = staged.to(self._device, non_blocking=True)
             parts = torch.split(on_device, [array.size for array in arrays])
+        of_sampling, of_rows, ids, places, locations, sizes, *others = parts
         starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
         metadata = [
             AttentionMetadata(
-                query_start_loc=parts[2],
-                seq_lens=parts[3],
-                block_tables=parts[4 + len(slot_mappings) + group].view(table.shape),
-                slot_mapping=parts[4 + group],
+                query_start_loc=locations,
+                seq_lens=sizes,
+                block_tables=others[len(slot_mappings) + group].view(table.shape),
+                slot_mapping=others[group],
                 host_query_start_loc=starts,
                 host_seq_lens=lengths,
                 block_size=self._block_size,
             )
             for group, table in enumerate(block_tables)
         ]
-        return ModelInput(parts[0], parts[1], metadata)
+        packed_sampling = of_sampling.view(torch.int64).view(6, -1) if sampling.size else None
+        return ModelInput(ids, places, metadata, of_rows, packed_sampling)
 
     def _swap_blocks(self, scheduler_output: SchedulerOutput) -> None:
         """Copy evicted blocks to the host, and then those that are wanted again back."""
@@ -321,14 +348,14 @@ class ModelRunner:
             )
 
 
-def _take_rows(hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
+def _take_rows(hidden: Tensor, rows: Tensor) -> Tensor:
     """Return ``[num_rows, hidden_size]`` of ``[num_tokens, hidden_size]``."""
     if len(rows) == len(hidden):  # a step of decodes alone
         return hidden
     if hidden.is_cpu and hidden.dtype == torch.float32:
         # Some kilobytes, for which torch would wake its threads, while ours may still spin.
-        return torch.from_numpy(hidden.numpy()[rows])
-    return hidden[torch.from_numpy(rows).to(hidden.device)]
+        return torch.from_numpy(hidden.numpy()[rows.numpy()])
+    return hidden.index_select(0, rows)
 
 
 def _distinct(

@@ -27,6 +27,8 @@ class PoolingModelRunner(ModelRunner):
         options: As for `ModelRunner`.
     """
 
+    samples = False
+
     def __init__(self, model: Model, pooler: Pooler, **options: Any) -> None:
         super().__init__(model, **options)
         self._pooler = pooler

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ def sample_rows(
     batch: InputBatch,
     slots: NDArray[np.int64],
     grammar: GrammarOutput | None = None,
+    parameters: Tensor | None = None,
 ) -> tuple[NDArray[np.int64], dict[int, TokenLogprobs]]:
     """Sample the next token of each row.
 
@@ -35,6 +38,7 @@ def sample_rows(
         batch: Tokens and sampling parameters, by slot.
         slots: ``[num_rows]``, the slot of each row.
         grammar: Which tokens are allowed, for slots under structured output.
+        parameters: What `sampling_metadata` says of them, packed, on the logits' GPU.
 
     Returns:
         Token ids ``[num_rows]``, and log-probabilities by row for those that asked.
@@ -49,12 +53,13 @@ def sample_rows(
         batch.rules.apply(changed, batch, slots)
     if grammar is not None:
         _mask_grammar(changed, slots, grammar)
-    token_ids = sample(changed, _sampling_metadata(batch, slots))
+    token_ids = sample(changed, replace(sampling_metadata(batch, slots), on_device=parameters))
     logprobs = _token_logprobs(logits, token_ids, batch, slots) if reports_logprobs else {}
     return token_ids.cpu().numpy(), logprobs
 
 
-def _sampling_metadata(batch: InputBatch, slots: NDArray[np.int64]) -> SamplingMetadata:
+def sampling_metadata(batch: InputBatch, slots: NDArray[np.int64]) -> SamplingMetadata:
+    """Return how the next token of each slot is to be chosen."""
     return SamplingMetadata(
         temperature=batch.temperature[slots],
         top_k=batch.top_k[slots],

@@ -318,7 +318,7 @@ class Worker:
 
     def _graphed(self) -> Model:
         """Surround the model with what replays its decode steps, where that is of use."""
-        if captures_graphs(self._config, self._spec, self.device) and has_definition(self._spec):
+        if captures_graphs(self._config, self.device) and has_definition(self._spec):
             groups = self._spec.kv_cache_groups()
             group_of_layer = {layer: n for n, group in enumerate(groups) for layer in group.layers}
             block_size = self._config.cache.block_size

@@ -7,10 +7,17 @@ merged in order. All of that depends on a query's position only, so its result i
 for bit in a decode step, in a prompt cut into any pieces, and on any number of threads: who
 computes a segment, and beside which other queries, changes nothing.
 
-A *unit* is what one thread computes at a time: some consecutive query tokens of one request,
-one KV head with all its query heads (*rows* are token by token, head by head), and some
-segments. Units of one segment write partial results, which are merged after a barrier; that
-is how one long request keeps several threads busy.
+A *unit* is what one thread computes at a time: some query tokens, one KV head with all its
+query heads (*rows* are token by token, head by head), and some segments. Units of one segment
+write partial results, which are merged after a barrier; that is how one long request keeps
+several threads busy.
+
+The tokens of a unit are consecutive ones of one prompt, or one of each of several requests
+that begin with the same blocks. As long as the blocks are the same their keys and values are
+read and converted once for all, as in Hydragen (Juravsky et al. 2024, arXiv 2402.05099) and
+ChunkAttention (Ye et al. 2024, arXiv 2402.15220); then each request goes on with its own.
+Requests stand in the order of their block tables, so those that have more in common are
+neighbours, and a tree of prefixes is read as one.
 """
 
 from __future__ import annotations
@@ -69,18 +76,27 @@ three KV heads are six units for two threads."""
 
 # Byte offsets of a problem's words of 8 bytes; `octavo_kernels.attention_problem` fills them.
 QUERY, KEYS, VALUES, OUTPUT, KEY_SCALE, VALUE_SCALE, SINKS = range(0, 56, 8)
-QUERY_START_LOC, SEQ_LENS, BLOCK_TABLES, UNITS, SCRATCH, PARTIALS = range(56, 104, 8)
-NUM_UNITS, NUM_REQUESTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM = range(104, 152, 8)
-BLOCK_SIZE, TABLE_STRIDE, VALUE_STRIDE, WINDOW, MAX_ROWS = range(152, 192, 8)
-SCALE, SOFT_CAP, IS_SPLIT, SCRATCH_BYTES = range(192, 224, 8)
+QUERY_START_LOC, SEQ_LENS, BLOCK_TABLES, TABLE_ROWS = range(56, 88, 8)
+TOKENS, UNITS, SCRATCH, PARTIALS = range(88, 120, 8)
+NUM_UNITS, NUM_REQUESTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM = range(120, 168, 8)
+BLOCK_SIZE, TABLE_STRIDE, VALUE_STRIDE, WINDOW, MAX_ROWS = range(168, 208, 8)
+SCALE, SOFT_CAP, IS_SPLIT, SCRATCH_BYTES = range(208, 240, 8)
+
+# Of a query token's: where its request's block table is, its row of the query, its position, and
+# how many positions from the start on it has in common with the token before it.
+TABLE, INDEX, POSITION, SHARED = range(0, 32, 8)
+TOKEN_BYTES = 32
 
 # And of a unit's.
-ROW, FIRST_TOKEN, NUM_TOKENS, POSITION, KV_HEAD, FIRST_SEGMENT, LAST_SEGMENT, TASK = range(0, 64, 8)
-UNIT_BYTES = 64
+FIRST_TOKEN, NUM_TOKENS, KV_HEAD, FIRST_SEGMENT, LAST_SEGMENT, TASK = range(0, 48, 8)
+UNIT_BYTES = 48
 
 GATHERED_ROWS = 8
 """More rows than this read a tile's keys and values from a float32 copy: the conversion is paid
 once, and blocks become one run."""
+
+SHARING_ROWS = 24
+"""Query rows of a unit of requests that share a prefix."""
 
 TASKS_TO_SHARE = 16
 """From so many tasks of all KV heads on, a thread takes all heads of one: at the end two threads
@@ -88,6 +104,9 @@ wait for each other for a thirty-second of the time at most."""
 
 LINE = 64
 """Bytes of a cache line."""
+
+ALL = 1 << 40
+"""More positions than there are."""
 
 EMPTY_MAXIMUM = -3.0e38
 """Maximum of no scores: finite, so that its difference to itself is 0 and not NaN."""
@@ -108,41 +127,172 @@ def _exp(x: float) -> float:
 
 @jit
 def plan(_thread: int, problem: int) -> None:
-    """Write the units of a step: the same for all layers of one kind of attention.
+    """Write the tokens and units of a step: the same for all layers of one kind of attention.
 
-    Late tokens of a prompt come first: they have most to do, and what is left for the end is
-    small. `UNITS` has room for all of them.
+    Prompts come first, and of each the late tokens: they have most to do, and what is left for
+    the end is small. `TOKENS` and `UNITS` have room for all of them. `MAX_ROWS` is how many query
+    rows a unit may have, and afterwards how many the largest one has.
     """
-    group = _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
-    tokens = max(_word(problem, MAX_ROWS) // group, 1)
-    window = _word(problem, WINDOW)
-    starts, lengths = _word(problem, QUERY_START_LOC), _word(problem, SEQ_LENS)
-    split = _word(problem, IS_SPLIT)
-    num_rows = _word(problem, NUM_REQUESTS)
-    unit, task = _word(problem, UNITS), 0
-    for row in range(num_rows):
-        start, end = load_i32(starts + 4 * row), load_i32(starts + 4 * row + 4)
-        before = load_i32(lengths + 4 * row) - (end - start)  # position of the first token
-        for tile in range((end - start + tokens - 1) // tokens - 1, -1, -1):
-            first = start + tile * tokens
-            count = min(tokens, end - first)
-            position = before + tile * tokens
-            first_segment = max(position - window + 1, 0) // SEGMENT
-            last_segment = (position + count - 1) // SEGMENT + 1
-            step = 1 if split else last_segment - first_segment
-            for head in range(_word(problem, NUM_KV_HEADS)):
-                for segment in range(first_segment, last_segment, step):
-                    store_i64(unit + ROW, row)
-                    store_i64(unit + FIRST_TOKEN, first)
-                    store_i64(unit + NUM_TOKENS, count)
-                    store_i64(unit + POSITION, position)
-                    store_i64(unit + KV_HEAD, head)
-                    store_i64(unit + FIRST_SEGMENT, segment)
-                    store_i64(unit + LAST_SEGMENT, segment + step)
-                    store_i64(unit + TASK, task)
-                    unit += UNIT_BYTES
-                task += 1
-    store_i64(problem + NUM_UNITS, (unit - _word(problem, UNITS)) // UNIT_BYTES)
+    starts, tokens = _word(problem, QUERY_START_LOC), _word(problem, TOKENS)
+    store_i64(problem + NUM_UNITS, 0)
+    task, most = 0, _rows_to_tokens(problem, _word(problem, MAX_ROWS))
+    store_i64(problem + MAX_ROWS, 0)
+    for request in range(_word(problem, NUM_REQUESTS)):
+        count = load_i32(starts + 4 * request + 4) - load_i32(starts + 4 * request)
+        if count > 1:
+            task = _plan_prompt(problem, request, tokens, most, task)
+            tokens += count * TOKEN_BYTES
+    count = 0
+    for request in range(_word(problem, NUM_REQUESTS)):
+        if load_i32(starts + 4 * request + 4) - load_i32(starts + 4 * request) == 1:
+            _insert_token(problem, request, tokens, count)
+            count += 1
+    _plan_single_tokens(problem, tokens, count, most, task)
+
+
+@inline
+def _rows_to_tokens(problem: int, rows: int) -> int:
+    """How many tokens have so many query rows of one KV head, at least 1."""
+    return max(rows * _word(problem, NUM_KV_HEADS) // _word(problem, NUM_HEADS), 1)
+
+
+@jit
+def _write_token(problem: int, request: int, index: int, token: int) -> None:
+    """Write a request's query token, given its row of the query."""
+    row = request
+    if _word(problem, TABLE_ROWS):
+        row = load_i64(_word(problem, TABLE_ROWS) + 8 * request)
+    end = load_i32(_word(problem, QUERY_START_LOC) + 4 * request + 4)
+    position = load_i32(_word(problem, SEQ_LENS) + 4 * request) - (end - index)
+    table = _word(problem, BLOCK_TABLES) + row * _word(problem, TABLE_STRIDE) * 4
+    store_i64(token + TABLE, table)
+    store_i64(token + INDEX, index)
+    store_i64(token + POSITION, position)
+    store_i64(token + SHARED, ALL)
+
+
+@jit
+def _plan_prompt(problem: int, request: int, tokens: int, most: int, task: int) -> int:
+    """Divide several tokens of a request into units; return the number of the next task."""
+    start = load_i32(_word(problem, QUERY_START_LOC) + 4 * request)
+    count = load_i32(_word(problem, QUERY_START_LOC) + 4 * request + 4) - start
+    for i in range(count):
+        _write_token(problem, request, start + i, tokens + i * TOKEN_BYTES)
+    for first in range((count - 1) // most * most, -1, -most):
+        task = _add_units(problem, tokens + first * TOKEN_BYTES, min(most, count - first), task)
+    return task
+
+
+@jit
+def _insert_token(problem: int, request: int, tokens: int, count: int) -> None:
+    """Add a request's only token to `count` others, in the order of their block tables."""
+    index = load_i32(_word(problem, QUERY_START_LOC) + 4 * request)
+    new = tokens + count * TOKEN_BYTES
+    _write_token(problem, request, index, new)
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if _is_before(problem, new, tokens + middle * TOKEN_BYTES):
+            high = middle
+        else:
+            low = middle + 1
+    for offset in range(0, TOKEN_BYTES, 8):
+        moved = load_i64(new + offset)
+        for at in range(new + offset, tokens + low * TOKEN_BYTES + offset, -TOKEN_BYTES):
+            store_i64(at, load_i64(at - TOKEN_BYTES))
+        store_i64(tokens + low * TOKEN_BYTES + offset, moved)
+
+
+@jit
+def _num_same_blocks(problem: int, token: int, other: int) -> int:
+    """How many blocks two requests have in common, from the first on."""
+    end = min(_word(token, POSITION), _word(other, POSITION)) // _word(problem, BLOCK_SIZE) + 1
+    table, other_table = _word(token, TABLE), _word(other, TABLE)
+    count = 0
+    while count < end and load_i32(table + 4 * count) == load_i32(other_table + 4 * count):
+        count += 1
+    return count
+
+
+@jit
+def _is_before(problem: int, token: int, other: int) -> bool:
+    """Whether a token's block table comes before another's in lexicographic order."""
+    count = _num_same_blocks(problem, token, other)
+    position, other_position = _word(token, POSITION), _word(other, POSITION)
+    if count * _word(problem, BLOCK_SIZE) > min(position, other_position):
+        return position < other_position
+    return load_i32(_word(token, TABLE) + 4 * count) < load_i32(_word(other, TABLE) + 4 * count)
+
+
+@jit
+def _plan_single_tokens(problem: int, tokens: int, count: int, most: int, task: int) -> None:
+    """Divide tokens of as many requests into units of those that have a tile to share."""
+    most = min(most, _rows_to_tokens(problem, SHARING_ROWS))
+    first = 0
+    while first < count:
+        last = first + 1
+        while last < count and _find_shared(problem, tokens + last * TOKEN_BYTES):
+            last += 1
+        task = _plan_sharing(problem, tokens + first * TOKEN_BYTES, last - first, most, task)
+        first = last
+
+
+@jit
+def _find_shared(problem: int, token: int) -> bool:
+    """Note what a token shares with the one before it; return whether it sees a tile of that."""
+    before = token - TOKEN_BYTES
+    shared = _num_same_blocks(problem, token, before) * _word(problem, BLOCK_SIZE)
+    shared = min(shared, _word(token, POSITION) + 1, _word(before, POSITION) + 1)
+    store_i64(token + SHARED, shared)
+    first_seen = max(_word(token, POSITION) - _word(problem, WINDOW) + 1, 0)
+    return shared // TILE * TILE > first_seen
+
+
+@jit
+def _plan_sharing(problem: int, tokens: int, count: int, most: int, task: int) -> int:
+    """Divide tokens that share a prefix into units of about one size."""
+    pieces = (count + most - 1) // most
+    first = 0
+    for piece in range(pieces):
+        last = count * (piece + 1) // pieces
+        task = _add_units(problem, tokens + first * TOKEN_BYTES, last - first, task)
+        first = last
+    return task
+
+
+@jit
+def _add_units(problem: int, tokens: int, count: int, task: int) -> int:
+    """Add the units of some tokens, one task for each KV head; return the next task's number."""
+    rows = count * _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
+    store_i64(problem + MAX_ROWS, max(_word(problem, MAX_ROWS), rows))
+    lowest_position, highest_position = _positions(tokens, count)
+    first_segment = max(lowest_position - _word(problem, WINDOW) + 1, 0) // SEGMENT
+    last_segment = highest_position // SEGMENT + 1
+    step = 1 if _word(problem, IS_SPLIT) else last_segment - first_segment
+    num_units = _word(problem, NUM_UNITS)
+    for head in range(_word(problem, NUM_KV_HEADS)):
+        for segment in range(first_segment, last_segment, step):
+            unit = _word(problem, UNITS) + num_units * UNIT_BYTES
+            store_i64(unit + FIRST_TOKEN, tokens)
+            store_i64(unit + NUM_TOKENS, count)
+            store_i64(unit + KV_HEAD, head)
+            store_i64(unit + FIRST_SEGMENT, segment)
+            store_i64(unit + LAST_SEGMENT, segment + step)
+            store_i64(unit + TASK, task + head)
+            num_units += 1
+    store_i64(problem + NUM_UNITS, num_units)
+    return task + _word(problem, NUM_KV_HEADS)
+
+
+@jit
+def _positions(tokens: int, count: int) -> tuple[int, int]:
+    """Lowest and highest position of some tokens."""
+    lowest_position = highest_position = _word(tokens, POSITION)
+    for i in range(1, count):
+        position = _word(tokens + i * TOKEN_BYTES, POSITION)
+        lowest_position = min(lowest_position, position)
+        highest_position = max(highest_position, position)
+    return lowest_position, highest_position
 
 
 # ---- states: maximum and sum of each row, and the weighted sum of its values ---------------
@@ -215,8 +365,8 @@ def _finish(problem: int, unit: int, state: int) -> None:
             larger = sink if sink > highest else highest
             keep = _exp(highest - larger)
             factor = keep / (total * keep + _exp(sink - larger))
-        token = _word(unit, FIRST_TOKEN) + row // group
-        output = _word(problem, OUTPUT) + (token * num_heads + head) * dim * 4
+        index = _word(_word(unit, FIRST_TOKEN) + row // group * TOKEN_BYTES, INDEX)
+        output = _word(problem, OUTPUT) + (index * num_heads + head) * dim * 4
         factors = splat_f32(factor)
         for i in range(dim // 8):
             values = load_f32x8(state + row * dim * 4 + 32 * i)
@@ -341,18 +491,17 @@ def _weigh_values(
 
 
 @inline
-def _first_slot(problem: int, unit: int, index: int, head: int) -> int:
-    """Number of the first slot of a KV head in block `index` of the unit's request."""
-    table = _word(problem, BLOCK_TABLES) + _word(unit, ROW) * _word(problem, TABLE_STRIDE) * 4
+def _first_slot(problem: int, table: int, index: int, head: int) -> int:
+    """Number of the first slot of a KV head in block `index` of a block table."""
     block = load_i32(table + index * 4)
     return (block * _word(problem, NUM_KV_HEADS) + head) * _word(problem, BLOCK_SIZE)
 
 
 @inline
-def _slot(problem: int, unit: int, position: int, offset: int) -> int:
+def _slot(problem: int, table: int, head: int, position: int, offset: int) -> int:
     """Number of a position's slot, counted over blocks and heads, given its offset in the block."""
     index = (position - offset) // _word(problem, BLOCK_SIZE)
-    return _first_slot(problem, unit, index, _word(unit, KV_HEAD)) + offset
+    return _first_slot(problem, table, index, head) + offset
 
 
 @jit
@@ -367,7 +516,9 @@ def _copy_rows(
 
 
 @jit
-def _copy_tile(problem: int, unit: int, first: int, last: int, copies: int, kind: int) -> None:
+def _copy_tile(
+    problem: int, table: int, head: int, first: int, last: int, copies: int, kind: int
+) -> None:
     """Convert keys and values of some positions of a tile to float32."""
     dim, value_dim = _word(problem, HEAD_DIM), _word(problem, VALUE_DIM)
     key_step = dim * item_bytes(kind)
@@ -375,7 +526,7 @@ def _copy_tile(problem: int, unit: int, first: int, last: int, copies: int, kind
     position = first
     while position < last:
         offset = position % _word(problem, BLOCK_SIZE)
-        slot = _slot(problem, unit, position, offset)
+        slot = _slot(problem, table, head, position, offset)
         count = min(_word(problem, BLOCK_SIZE) - offset, last - position)
         row = position % TILE
         keys, values = _word(problem, KEYS), _word(problem, VALUES)
@@ -386,25 +537,35 @@ def _copy_tile(problem: int, unit: int, first: int, last: int, copies: int, kind
 
 
 @jit
-def _copy_scales(problem: int, unit: int, scales: int, first: int, last: int, copies: int) -> None:
+def _copy_scales(
+    problem: int, table: int, head: int, scales: int, first: int, last: int, copies: int
+) -> None:
     """Bring the scales of some positions of a tile together."""
     for position in range(first, last, 8):
-        slot = _slot(problem, unit, position, position % _word(problem, BLOCK_SIZE))
+        slot = _slot(problem, table, head, position, position % _word(problem, BLOCK_SIZE))
         store_f32x8(copies + position % TILE * 4, load_f32x8(scales + slot * 4))
 
 
 @jit
 def _score_tile(
-    problem: int, unit: int, first: int, last: int, rows: int, query: int, scores: int, kind: int
+    problem: int,
+    table: int,
+    head: int,
+    first: int,
+    last: int,
+    rows: int,
+    query: int,
+    scores: int,
+    kind: int,
 ) -> None:
     """Score all rows against the keys of some positions, where these lie in the cache."""
     dim, size = _word(problem, HEAD_DIM), item_bytes(kind)
     key_step, value_step = dim * size, _word(problem, VALUE_STRIDE) * size
     value_bytes = _word(problem, VALUE_DIM) * size
-    block_size, head = _word(problem, BLOCK_SIZE), _word(unit, KV_HEAD)
+    block_size = _word(problem, BLOCK_SIZE)
     position, index, offset = first, first // block_size, first % block_size
     while position < last:
-        slot = _first_slot(problem, unit, index, head) + offset
+        slot = _first_slot(problem, table, index, head) + offset
         count = min(block_size - offset, last - position)
         # The values are read when all scores are there: from memory by then, if asked now.
         _score_keys(
@@ -424,52 +585,72 @@ def _score_tile(
         position, index, offset = position + count, index + 1, 0
 
 
-@inline
-def _later_keys(problem: int, unit: int, index: int, num_blocks: int, first_block: int) -> int:
-    """Slot of the first key of block `index`, which is read later.
+@jit
+def _later_keys(problem: int, unit: int, token: int, tile: int) -> tuple[int, int, int]:
+    """Find the keys that are read after those of `tile` for the unit's token number `token`.
 
-    Behind the unit's last block come those of the next KV head: see `_units_of_chunk`. -1 if
-    there is nothing to read.
+    They are those of the next request, or of the first one's next tile; behind the unit's last
+    tile come those of the next KV head: see `_units_of_chunk`.
+
+    Returns:
+        Address of the block table from their first block on, how many of its blocks they are in
+        (0 if there is nothing to read), and their KV head.
     """
-    head = _word(unit, KV_HEAD)
-    if index >= num_blocks:
-        index += first_block - num_blocks
-        head += 1
-        if _word(problem, IS_SPLIT) or head == _word(problem, NUM_KV_HEADS) or index >= num_blocks:
-            return -1
-    return _first_slot(problem, unit, index, head)
+    tokens, head = _word(unit, FIRST_TOKEN), _word(unit, KV_HEAD)
+    if token == _word(unit, NUM_TOKENS):
+        token, tile = 0, tile + TILE
+    later = tokens + token * TOKEN_BYTES
+    if tile > _word(later, POSITION):
+        later, head, tile = tokens, head + 1, _word(unit, FIRST_SEGMENT) * SEGMENT
+        if _word(problem, IS_SPLIT) or head == _word(problem, NUM_KV_HEADS):
+            return 0, 0, 0
+    block_size = _word(problem, BLOCK_SIZE)
+    first = tile // block_size
+    last = (min(tile + TILE, _word(later, POSITION) + 1) + block_size - 1) // block_size
+    return _word(later, TABLE) + 4 * first, last - first, head
 
 
 @jit
 def _weigh_tile(
-    problem: int, unit: int, first: int, last: int, rows: int, weights: int, output: int, kind: int
+    problem: int,
+    table: int,
+    head: int,
+    first: int,
+    last: int,
+    rows: int,
+    weights: int,
+    output: int,
+    kind: int,
+    later: tuple[int, int, int],
 ) -> None:
     """Add the weighted values of some positions to all rows, where these lie in the cache."""
     stride = _word(problem, VALUE_STRIDE) * item_bytes(kind)
     key_step = _word(problem, HEAD_DIM) * item_bytes(kind)
-    block_size, head = _word(problem, BLOCK_SIZE), _word(unit, KV_HEAD)
-    end = _word(unit, POSITION) + _word(unit, NUM_TOKENS)
-    num_blocks = (end + block_size - 1) // block_size
-    first_block = _word(unit, FIRST_SEGMENT) * SEGMENT // block_size
-    ahead = max(TILE // block_size, 1)
+    block_size = _word(problem, BLOCK_SIZE)
+    later_table, later_blocks, later_head = later
     position, index, offset = first, first // block_size, first % block_size
     while position < last:
-        value = _word(problem, VALUES) + (_first_slot(problem, unit, index, head) + offset) * stride
+        slot = _first_slot(problem, table, index, head) + offset
         count = min(block_size - offset, last - position)
         # Blocks lie anywhere, so the CPU can't guess where the next ones' keys are.
-        later = _later_keys(problem, unit, index + ahead, num_blocks, first_block)
-        later_bytes = block_size * key_step if later >= 0 else 0
+        key, key_bytes = 0, 0
+        if later_blocks > 0:
+            key = _word(problem, KEYS) + (
+                _first_slot(problem, later_table, 0, later_head) * key_step
+            )
+            key_bytes = min(block_size, TILE) * key_step
+            later_table, later_blocks = later_table + 4, later_blocks - 1
         _weigh_values(
             weights + position % TILE * 4,
-            value,
+            _word(problem, VALUES) + slot * stride,
             stride,
             count,
             output,
             _word(problem, VALUE_DIM),
             rows,
             kind,
-            _word(problem, KEYS) + later * key_step,
-            later_bytes,
+            key,
+            key_bytes,
         )
         position, index, offset = position + count, index + 1, 0
 
@@ -526,12 +707,41 @@ def _attend_tile(
     problem: int, unit: int, tile: int, query: int, state: int, scratch: int, kind: int
 ) -> None:
     """Bring the state of a unit's rows over one tile of positions."""
-    window, position = _word(problem, WINDOW), _word(unit, POSITION)
-    num_tokens = _word(unit, NUM_TOKENS)
+    tokens, num_tokens = _word(unit, FIRST_TOKEN), _word(unit, NUM_TOKENS)
+    first = 0
+    while first < num_tokens:
+        last = first + 1
+        while last < num_tokens and _word(tokens + last * TOKEN_BYTES, SHARED) >= tile + TILE:
+            last += 1
+        _attend_shared(problem, unit, first, last, tile, query, state, scratch, kind)
+        first = last
+
+
+@jit
+def _attend_shared(
+    problem: int,
+    unit: int,
+    first_token: int,
+    last_token: int,
+    tile: int,
+    query: int,
+    state: int,
+    scratch: int,
+    kind: int,
+) -> None:
+    """Do it for some of its tokens, which have the tile's keys in common."""
     group = _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
-    dim, value_dim = _word(problem, HEAD_DIM), _word(problem, VALUE_DIM)
-    rows, last_position = num_tokens * group, position + num_tokens - 1
-    first, last = max(tile, position - window + 1), min(tile + TILE, last_position + 1)
+    dim, value_dim, window = (
+        _word(problem, HEAD_DIM),
+        _word(problem, VALUE_DIM),
+        _word(problem, WINDOW),
+    )
+    tokens = _word(unit, FIRST_TOKEN) + first_token * TOKEN_BYTES
+    num_tokens, first_row = last_token - first_token, first_token * group
+    table, head = _word(tokens, TABLE), _word(unit, KV_HEAD)
+    rows = num_tokens * group
+    lowest_position, highest_position = _positions(tokens, num_tokens)
+    first, last = max(tile, lowest_position - window + 1), min(tile + TILE, highest_position + 1)
     if first >= last:
         return
     # Whole vectors of 8 positions are scored: of the same block, and dropped again.
@@ -539,13 +749,13 @@ def _attend_tile(
     scores, scales, copies = scratch, 0, scratch + (_word(problem, MAX_ROWS) + 2) * TILE * 4
     if _word(problem, KEY_SCALE):
         scales = scratch + _word(problem, MAX_ROWS) * TILE * 4
-        _copy_scales(problem, unit, _word(problem, KEY_SCALE), whole_first, whole_last, scales)
-        _copy_scales(
-            problem, unit, _word(problem, VALUE_SCALE), whole_first, whole_last, scales + TILE * 4
-        )
+        key_scale, value_scale = _word(problem, KEY_SCALE), _word(problem, VALUE_SCALE)
+        _copy_scales(problem, table, head, key_scale, whole_first, whole_last, scales)
+        _copy_scales(problem, table, head, value_scale, whole_first, whole_last, scales + TILE * 4)
     gathered = rows > GATHERED_ROWS
+    query += first_row * dim * 4
     if gathered:
-        _copy_tile(problem, unit, whole_first, whole_last, copies, kind)
+        _copy_tile(problem, table, head, whole_first, whole_last, copies, kind)
         at = whole_first - tile
         _score_keys(
             query,
@@ -562,30 +772,33 @@ def _attend_tile(
             0,
         )
     else:
-        _score_tile(problem, unit, whole_first, whole_last, rows, query, scores, kind)
+        _score_tile(problem, table, head, whole_first, whole_last, rows, query, scores, kind)
     for row in range(rows):
-        own = position + row // group
+        own = _word(tokens + row // group * TOKEN_BYTES, POSITION)
         row_first, row_last = max(first, own - window + 1) - tile, min(last, own + 1) - tile
         if row_first < row_last:
-            _soften(problem, scores + row * TILE * 4, row_first, row_last, state, row, scales)
+            at = scores + row * TILE * 4
+            _soften(problem, at, row_first, row_last, state, first_row + row, scales)
     # Rows of a token see the same positions; where all tokens do, all rows go together.
-    together = position + 1 >= last and last_position - window + 1 <= first
+    together = lowest_position + 1 >= last and highest_position - window + 1 <= first
     step = num_tokens if together else 1
+    later = _later_keys(problem, unit, last_token, tile)
     for token in range(0, num_tokens, step):
-        own = position + token
-        token_first, token_last = max(first, own - window + 1), min(last, own + 1)
+        own = _word(tokens + token * TOKEN_BYTES, POSITION)
+        seen_first, seen_last = max(first, own - window + 1), min(last, own + 1)
         if together:
-            token_first, token_last = first, last
-        if token_first >= token_last:
+            seen_first, seen_last = first, last
+        if seen_first >= seen_last:
             continue
-        weights, output = scores + token * group * TILE * 4, state + token * group * value_dim * 4
+        weights = scores + token * group * TILE * 4
+        output = state + (first_row + token * group) * value_dim * 4
         if gathered:
-            at = token_first - tile
+            at = seen_first - tile
             _weigh_values(
                 weights + at * 4,
                 copies + (TILE * dim + at * value_dim) * 4,
                 value_dim * 4,
-                token_last - token_first,
+                seen_last - seen_first,
                 output,
                 value_dim,
                 step * group,
@@ -594,7 +807,18 @@ def _attend_tile(
                 0,
             )
         else:
-            _weigh_tile(problem, unit, token_first, token_last, step * group, weights, output, kind)
+            _weigh_tile(
+                problem,
+                table,
+                head,
+                seen_first,
+                seen_last,
+                step * group,
+                weights,
+                output,
+                kind,
+                later,
+            )
 
 
 # ---- units --------------------------------------------------------------------------------
@@ -605,13 +829,15 @@ def _copy_queries(problem: int, unit: int, copies: int) -> int:
     """Return where the unit's rows lie one after the other: a single token's do already."""
     num_heads, dim = _word(problem, NUM_HEADS), _word(problem, HEAD_DIM)
     group = num_heads // _word(problem, NUM_KV_HEADS)
-    first_head = _word(unit, FIRST_TOKEN) * num_heads + _word(unit, KV_HEAD) * group
-    query = _word(problem, QUERY) + first_head * dim * 4
-    if _word(unit, NUM_TOKENS) == 1:
-        return query
-    for token in range(_word(unit, NUM_TOKENS)):
+    tokens, num_tokens = _word(unit, FIRST_TOKEN), _word(unit, NUM_TOKENS)
+    for token in range(num_tokens):
+        first_head = _word(tokens + token * TOKEN_BYTES, INDEX) * num_heads
+        first_head += _word(unit, KV_HEAD) * group
+        query = _word(problem, QUERY) + first_head * dim * 4
+        if num_tokens == 1:
+            return query
         for i in range(group * dim // 8):
-            numbers = load_f32x8(query + token * num_heads * dim * 4 + 32 * i)
+            numbers = load_f32x8(query + 32 * i)
             store_f32x8(copies + token * group * dim * 4 + 32 * i, numbers)
     return copies
 

@@ -9,7 +9,6 @@ from octavo_kernels.triton.apply_bitmask import apply_bitmask
 from octavo_kernels.triton.apply_penalties import apply_penalties
 from octavo_kernels.triton.compute_logprobs import compute_logprobs
 from octavo_kernels.triton.copy_blocks import copy_blocks, swap_blocks
-from octavo_kernels.triton.fused_moe import fused_moe, stacked_moe, takes_experts
 from octavo_kernels.triton.gated_activation import gelu_and_mul, silu_and_mul
 from octavo_kernels.triton.grouped_matmul import grouped_matmul
 from octavo_kernels.triton.grouped_weight import GROUPED_KINDS, GroupedWeight, group_weight
@@ -21,6 +20,7 @@ from octavo_kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
 from octavo_kernels.triton.rotary_embedding import rotary_embedding
 from octavo_kernels.triton.sample import sample
 from octavo_kernels.triton.scaled_matmul import quantize_rows, scaled_matmul
+from octavo_kernels.triton.stacked_moe import stacked_moe
 from octavo_kernels.triton.write_kv_cache import write_kv_cache
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "compute_logprobs",
     "copy_blocks",
     "fused_add_rms_norm",
-    "fused_moe",
     "gelu_and_mul",
     "group_weight",
     "grouped_matmul",
@@ -47,6 +46,5 @@ __all__ = [
     "silu_and_mul",
     "stacked_moe",
     "swap_blocks",
-    "takes_experts",
     "write_kv_cache",
 ]

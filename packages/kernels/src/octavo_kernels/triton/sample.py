@@ -7,7 +7,6 @@ is a search with a fixed number of passes over a row that lies in the L2 cache.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -37,27 +36,17 @@ def sample(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
     if num_rows == 0:
         return token_ids
     logits = with_dense_rows(logits)
+    parameters = metadata.on_device
+    if parameters is None:
+        parameters = torch.from_numpy(metadata.packed()).to(logits.device, non_blocking=True)
     block = min(COLUMNS, max(16, next_power_of_2(vocab_size)))
     with on_device_of(logits):
         _sample[(num_rows,)](
-            *(logits, _packed(metadata).to(logits.device, non_blocking=True), token_ids),
-            *(num_rows, vocab_size, logits.stride(0)),
+            *(logits, parameters, token_ids, num_rows, vocab_size, logits.stride(0)),
             BLOCK=block,
             num_warps=max(1, block // 256),
         )
     return token_ids
-
-
-def _packed(metadata: SamplingMetadata) -> Tensor:
-    """Put all parameters into ``[6, num_rows]`` int64, so that one copy brings them over."""
-    with np.errstate(divide="ignore"):
-        # As float64, as the twin computes it; minus infinity where min-p is off.
-        log_min_p = np.log(metadata.min_p.astype(np.float64)).astype(np.float32)
-    packed = np.empty((6, len(log_min_p)), np.int64)
-    for index, numbers in enumerate((metadata.temperature, metadata.top_p, log_min_p)):
-        packed[index] = np.ascontiguousarray(numbers, np.float32).view(np.int32)
-    packed[3:] = metadata.top_k, metadata.seeds, metadata.positions
-    return torch.from_numpy(packed)
 
 
 @triton.jit

@@ -93,7 +93,7 @@ class ServerContext:
         drain: Set once the server takes no new requests.
         responses: Answers of the Responses API that may be gone on from.
         num_open: Requests that need the engine and whose answers are not out yet.
-        sleeping: True while the operator has it take no new requests.
+        sleep_level: 0 to 2 while the operator has it take no new requests; None if it does.
         http: HTTP requests so far, of this front.
         fronts: All fronts of the server, this one among them.
         grammar_checker: Tries out the constraints of structured output.
@@ -105,7 +105,7 @@ class ServerContext:
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     responses: ResponseStore = field(default_factory=ResponseStore)
     num_open: int = 0
-    sleeping: bool = False
+    sleep_level: int | None = None
     http: HTTPCounts = field(default_factory=HTTPCounts)
     fronts: Fronts = field(init=False)
     grammar_checker: GrammarChecker = field(default_factory=GrammarChecker)
@@ -114,6 +114,11 @@ class ServerContext:
     def __post_init__(self) -> None:
         """Be the only front, until told otherwise."""
         self.fronts = OneFront(self)
+
+    @property
+    def sleeping(self) -> bool:
+        """True while the operator has the server take no new requests."""
+        return self.sleep_level is not None
 
     @property
     def draining(self) -> bool:

@@ -36,9 +36,7 @@ class AvailabilityGate:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        reason = (
-            _why_closed(self._context) or self._why_asleep(path) or _why_wrong(self._context, path)
-        )
+        reason = _why_closed(self._context, path) or _why_wrong(self._context, path)
         if reason is not None:
             await reason.response(path)(scope, receive, send)
             return
@@ -48,18 +46,17 @@ class AvailabilityGate:
         finally:
             self._context.num_open -= 1
 
-    def _why_asleep(self, path: str) -> ApiError | None:
-        if not self._context.sleeping or path in OPEN_WHILE_ASLEEP:
-            return None
-        return _unavailable("the server sleeps; POST /wake_up wakes it", "sleeping")
 
-
-def _why_closed(context: ServerContext) -> ApiError | None:
+def _why_closed(context: ServerContext, path: str) -> ApiError | None:
     client = context.client
     if client.state is EngineState.DEAD:
         return _unavailable(f"the engine has ended: {client.stage}", "engine_dead")
     if context.draining:
         return shutting_down()
+    if context.sleeping:
+        if path in OPEN_WHILE_ASLEEP:
+            return None
+        return _unavailable("the server sleeps; POST /wake_up wakes it", "sleeping")
     if client.state is EngineState.RESTARTING:
         return _unavailable(
             f"the engine has crashed and another one is starting ({client.stage}); see /health",

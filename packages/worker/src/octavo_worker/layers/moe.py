@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_core.model_spec import ModelSpec
-from octavo_kernels import Experts, PackedWeight, fused_moe
+from octavo_kernels import Experts, PackedWeight, fused_moe, run_experts, stacked_moe
 from octavo_worker.layers.activation import GATED, KERNEL_NAMES
 from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import GatedMLP
@@ -52,6 +52,7 @@ class MixtureOfExperts:
         self._down = [Linear(weights[f"{expert}.down_proj.weight"]) for expert in experts]
         self._activation = GATED[spec.hidden_act]
         self._joined = _join(self._gate_up, self._down, spec.hidden_act)
+        self._stacks = stacks_of(self._gate_up, self._down)
         self._shared = None
         if has_shared_experts:
             self._shared = GatedMLP(weights, f"{prefix}.shared_experts", self._activation)
@@ -78,10 +79,8 @@ class MixtureOfExperts:
         # Experts that are about as good are not told apart by rounding.
         router = WeightPart(f"{prefix}.gate.weight", (spec.num_experts, hidden))
         entries = [WeightEntry(router.name, (router,), is_plain=True, dtype=torch.float32)]
-        for index in range(spec.num_experts):
-            expert = f"{prefix}.experts.{index}"
-            entries += linear_entries(expert, "gate_up_proj", {gate: width, up: width}, hidden)
-            entries += linear_entries(expert, "down_proj", {down: hidden}, width)
+        entries += expert_entries(spec, prefix, "gate_up_proj", {gate: width, up: width}, hidden)
+        entries += expert_entries(spec, prefix, "down_proj", {down: hidden}, width)
         if has_shared_experts:
             shared = spec.shared_expert_intermediate_size
             entries += GatedMLP.weight_layout(f"{prefix}.shared_experts", hidden, shared)
@@ -92,6 +91,8 @@ class MixtureOfExperts:
         weights, experts = self._router(self._gate(hidden.float()))
         if self._joined is not None:
             output = fused_moe(hidden, self._joined, weights, experts)
+        elif self._stacks is not None:
+            output = stacked_moe(hidden, *self._stacks, weights, experts, self._activation)
         else:
             output = run_experts(hidden, weights, experts, self._run_expert)
         if self._group is not None:
@@ -102,29 +103,52 @@ class MixtureOfExperts:
         return self._down[index](self._activation(self._gate_up[index](rows)))
 
 
-def run_experts(
-    hidden: Tensor,
-    weights: Tensor,
-    experts: Tensor,
-    run_expert: Callable[[int, Tensor], Tensor],
-) -> Tensor:
-    """Send each token through its experts, one expert after the other.
+def expert_entries(
+    spec: ModelSpec, prefix: str, name: str, parts: Mapping[str, int], in_features: int
+) -> list[WeightEntry]:
+    """List a projection of every expert of a layer, to lie in one memory.
 
     Args:
-        hidden: ``[num_tokens, hidden_size]``.
-        weights: ``[num_tokens, top_k]``.
-        experts: ``[num_tokens, top_k]`` integers.
-        run_expert: Computes an expert, by its index, for ``[num_rows, hidden_size]``.
+        spec: Hyper-parameters.
+        prefix: Name of the mixture.
+        name: Of the projection; see `linear_entries` for it and what follows.
+        parts: The checkpoint's projections, with their out_features.
+        in_features: Width of the input.
+    """
+    return [
+        entry._replace(stack=f"{prefix}.experts.{name}")
+        for index in range(spec.num_experts)
+        for entry in linear_entries(f"{prefix}.experts.{index}", name, parts, in_features)
+    ]
+
+
+def stacks_of(gate_up: Sequence[Linear], down: Sequence[Linear]) -> tuple[Tensor, Tensor] | None:
+    """Return the matrices of all experts as `stacked_moe` takes them, without a copy.
+
+    Args:
+        gate_up: Of each expert.
+        down: Likewise.
 
     Returns:
-        ``[num_tokens, hidden_size]``.
+        ``[num_experts, out_features, in_features]`` of both; None if they are packed, or do
+        not lie as `WeightEntry.stack` asks for.
     """
-    output = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-    for index in torch.unique(experts).tolist():
-        tokens, choices = (experts == index).nonzero(as_tuple=True)
-        rows = run_expert(index, hidden[tokens]).float()
-        output.index_add_(0, tokens, rows * weights[tokens, choices].unsqueeze(1))
-    return output.to(hidden.dtype)
+    first, second = _stack_of(gate_up), _stack_of(down)
+    return None if first is None or second is None else (first, second)
+
+
+def _stack_of(linears: Sequence[Linear]) -> Tensor | None:
+    matrices = [linear.weight for linear in linears if isinstance(linear.weight, Tensor)]
+    if len(matrices) < len(linears):
+        return None
+    first = matrices[0]
+    starts = [matrix.storage_offset() for matrix in matrices]
+    step = (starts[-1] - starts[0]) // max(len(starts) - 1, 1)
+    evenly = [starts[0] + index * step for index in range(len(starts))]
+    memories = {matrix.untyped_storage().data_ptr() for matrix in matrices}
+    if starts != evenly or len(memories) > 1:
+        return None
+    return first.as_strided((len(matrices), *first.shape), (step, *first.stride()))
 
 
 def _join(gate_up: list[Linear], down: list[Linear], activation: str) -> Experts | None:

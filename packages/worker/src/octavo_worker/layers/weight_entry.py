@@ -62,6 +62,8 @@ class WeightEntry(NamedTuple):
         is_vocabulary: Whether its rows are the tokens of the vocabulary.
         is_plain: Whether the model needs its numbers, so that it is never packed.
         dtype: Type to keep it in; None for that of the model.
+        stack: Name that it shares with tensors of its shape, if all of them are to lie one
+            after the other in one memory; packed ones don't.
     """
 
     name: str
@@ -70,6 +72,7 @@ class WeightEntry(NamedTuple):
     is_vocabulary: bool = False
     is_plain: bool = False
     dtype: torch.dtype | None = None
+    stack: str | None = None
 
 
 def whole_entry(name: str, *shape: int) -> WeightEntry:

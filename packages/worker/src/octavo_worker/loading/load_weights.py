@@ -32,6 +32,7 @@ from octavo_worker.loading.mxfp4_checkpoint import Mxfp4Checkpoint
 from octavo_worker.loading.quantized import QuantizedCheckpoint
 from octavo_worker.loading.room import check_room
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
+from octavo_worker.loading.stacks import Stacks
 from octavo_worker.loading.weight_form import QUANTIZED_BLOCK, VOCABULARY_KIND, WeightForm
 from octavo_worker.models import WeightEntry, WeightPart, resolve_model_class
 from octavo_worker.parallel_state import ONLY_WORKER, ParallelPlace
@@ -109,11 +110,14 @@ def load_layout(
         check_room(layout, checkpoint, form, device, on_host)
         total = sum(math.prod(part.read_shape) for entry in layout for part in entry.parts)
         done = 0
+        stacks = Stacks(layout)
         weights: dict[str, Weight] = {}
         memory = HugePageMemory()
         for entry in layout:
             where = torch.device("cpu") if entry.name in on_host else device
-            weights[entry.name] = _load_entry(entry, weights, checkpoint, form, where, memory)
+            weights[entry.name] = _load_entry(
+                entry, weights, checkpoint, form, where, stacks, memory
+            )
             done += sum(math.prod(part.read_shape) for part in entry.parts)
             on_progress(STAGE, done / total)
     if not place.is_first_stage:  # there only for what is tied to it
@@ -170,6 +174,7 @@ def _load_entry(
     checkpoint: Checkpoint,
     form: WeightForm,
     device: torch.device,
+    stacks: Stacks,
     memory: HugePageMemory,
 ) -> Weight:
     if entry.tied_to is not None and _is_left_out(entry, checkpoint):
@@ -179,7 +184,7 @@ def _load_entry(
     if for_kernels and not entry.is_plain and len(entry.parts[0].shape) == 2:
         loaded = _join([_pack(part, checkpoint, form, entry.is_vocabulary) for part in entry.parts])
     else:
-        loaded = _read_whole(entry, checkpoint, entry.dtype or form.dtype, device)
+        loaded = _read_whole(entry, checkpoint, entry.dtype or form.dtype, device, stacks)
     # A fine-tune may have stored its head though it is tied; if it was trained apart, it
     # counts, as in transformers. If it is the same, it need not be there twice.
     if entry.tied_to is not None and _equal(loaded, weights[entry.tied_to]):
@@ -190,7 +195,11 @@ def _load_entry(
 
 
 def _read_whole(
-    entry: WeightEntry, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    entry: WeightEntry,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    stacks: Stacks,
 ) -> Tensor:
     """Read an entry's parts into one tensor."""
     if any(part.transform is not None for part in entry.parts):
@@ -198,7 +207,7 @@ def _read_whole(
         return torch.cat(parts).contiguous()
     shapes = [part.read_shape for part in entry.parts]
     rows = sum(shape[0] for shape in shapes)
-    tensor = torch.empty((rows, *shapes[0][1:]), dtype=dtype, device=device)
+    tensor = stacks.room_for(entry, (rows, *shapes[0][1:]), dtype, device)
     first = 0
     for part, shape in zip(entry.parts, shapes, strict=True):
         checkpoint.read_into(part.name, tensor[first : first + shape[0]], part.piece)

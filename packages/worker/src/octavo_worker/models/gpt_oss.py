@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from octavo_core.model_spec import ModelSpec
+from octavo_kernels import run_experts, stacked_moe
 from octavo_worker.layers.linear import Linear
 from octavo_worker.layers.mlp import FeedForward
-from octavo_worker.layers.moe import run_experts
+from octavo_worker.layers.moe import expert_entries, stacks_of
 from octavo_worker.layers.parallel_weights import group_of
 from octavo_worker.layers.weight import Weight, tensor_of
-from octavo_worker.layers.weight_entry import WeightEntry, linear_entries, whole_entry
+from octavo_worker.layers.weight_entry import WeightEntry, whole_entry
 from octavo_worker.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 
 
@@ -39,34 +39,47 @@ class GptOssExperts:
         self._group = group_of(weights)
         if self._group is not None and self._group.place.tensor_rank > 0:
             self._down = [Linear(linear.weight) for linear in self._down]
+        self._stacks = stacks_of(self._gate_up, self._down)
+        self._gate_up_bias = tensor_of(weights, f"{prefix}.experts.gate_up_proj_bias")
+        self._down_bias: Tensor | None = None
+        if self._down[0].bias is not None:
+            self._down_bias = tensor_of(weights, f"{prefix}.experts.down_proj_bias")
 
     @classmethod
     def weight_layout(cls, spec: ModelSpec, prefix: str) -> list[WeightEntry]:
         """List router and experts; the biases of all experts are one tensor."""
         experts, hidden, width = spec.num_experts, spec.hidden_size, spec.moe_intermediate_size
-        entries = [
+        return [
             whole_entry(f"{prefix}.router.weight", experts, hidden),
             whole_entry(f"{prefix}.router.bias", experts),
             whole_entry(f"{prefix}.experts.gate_up_proj_bias", experts, 2 * width),
             whole_entry(f"{prefix}.experts.down_proj_bias", experts, hidden),
+            *expert_entries(spec, prefix, "gate_up_proj", {"gate_up_proj": 2 * width}, hidden),
+            *expert_entries(spec, prefix, "down_proj", {"down_proj": hidden}, width),
         ]
-        for index in range(experts):
-            expert = f"{prefix}.experts.{index}"
-            entries += linear_entries(expert, "gate_up_proj", {"gate_up_proj": 2 * width}, hidden)
-            entries += linear_entries(expert, "down_proj", {"down_proj": hidden}, width)
-        return entries
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute; ``[num_tokens, hidden_size]`` in and out."""
         scores, experts = self._gate(hidden).float().topk(self._top_k, dim=-1)
-        output = run_experts(hidden, scores.softmax(-1), experts, self._run_expert)
+        output = self._run(hidden, scores.softmax(-1), experts)
         return output if self._group is None else self._group.all_reduce(output)
 
+    def _run(self, hidden: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        if self._stacks is None:
+            return run_experts(hidden, weights, experts, self._run_expert)
+        return stacked_moe(
+            *(hidden, *self._stacks, weights, experts, self._activation),
+            gate_up_bias=self._gate_up_bias,
+            down_bias=self._down_bias,
+        )
+
     def _run_expert(self, index: int, rows: Tensor) -> Tensor:
-        both = self._gate_up[index](rows)
+        return self._down[index](self._activation(self._gate_up[index](rows)))
+
+    def _activation(self, both: Tensor) -> Tensor:
         gate = both[:, ::2].clamp(max=self._limit)
         up = both[:, 1::2].clamp(-self._limit, self._limit)
-        return self._down[index]((up + 1) * gate * torch.sigmoid(self._alpha * gate))
+        return (up + 1) * gate * torch.sigmoid(self._alpha * gate)
 
 
 def _linears(
@@ -98,6 +111,3 @@ class GptOssForCausalLM(LlamaForCausalLM):
     """gpt-oss."""
 
     layer_class: ClassVar[type[LlamaDecoderLayer]] = GptOssDecoderLayer
-
-
-_transpose_each = partial(torch.transpose, dim0=1, dim1=2)

@@ -1,0 +1,83 @@
+"""The sums of a tile: 16 rows of weights with some rows of x.
+
+They are a tuple with a vector for each row of x, in which lane r belongs to row r of the
+weights. How many rows of x are in a tile is known when a kernel is compiled; `row` are the
+bytes from one of them to the next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+
+from octavo_kernels.cpu.simd import (
+    F32,
+    LOWERING,
+    Vector,
+    address,
+    constant,
+    emit_fma,
+    f32x8,
+    f32x16,
+    i64,
+    join,
+    load,
+    operation,
+    splat,
+)
+
+IS_WIDE = LOWERING == "avx512"
+MOST_ROWS = 8 if IS_WIDE else 4
+"""Rows of x in the largest tile: with 32 registers of 16 lanes there is room for eight."""
+
+
+def addresses(builder: Any, where: Any, distance: Any, count: int) -> list[Any]:
+    """`count` addresses, `distance` bytes apart."""
+    found = [where]
+    while len(found) < count:
+        found.append(builder.add(found[-1], distance))
+    return found
+
+
+def _spread(builder: Any, x: Any, row: Any, count: int, lanes: int) -> list[Any]:
+    """One float32 of each row of x, in all lanes."""
+    numbers = [load(builder, where, F32) for where in addresses(builder, x, row, count)]
+    return [splat(builder, number, lanes) for number in numbers]
+
+
+def zeros_of(rows: int, vector: Vector = f32x16) -> Any:
+    """Make the operation that begins the sums of a tile."""
+    zeros = [constant(F32, vector.ir.count, 0.0)] * rows
+    return operation(types.UniTuple(vector, rows), (), lambda b: zeros)
+
+
+def join_of(rows: int) -> Any:
+    """Make the operation that joins the sums of two tiles of 8 rows of weights."""
+    half = types.UniTuple(f32x8, rows)
+
+    def emit(builder: Any, low: Any, high: Any) -> Any:
+        return [join(builder, *pair) for pair in zip(low, high, strict=True)]
+
+    return operation(types.UniTuple(f32x16, rows), (half, half), emit)
+
+
+def _add_products(builder: Any, sums: Any, weight: Any, x: Any, row: Any) -> Any:
+    factors = _spread(builder, x, row, len(sums), weight.type.count)
+    return [emit_fma(builder, weight, y, c) for y, c in zip(factors, sums, strict=True)]
+
+
+add_products = operation(None, (None, None, address, i64), _add_products)
+"""``add_products(sums, weight, x, row)``: add ``weight * x``, with one float32 x of each row."""
+
+
+def _add_dots(builder: Any, sums: Any, dots: Any, scale: Any, x: Any, row: Any) -> Any:
+    factors = _spread(builder, x, row, len(sums), scale.type.count)
+    return [
+        emit_fma(builder, builder.sitofp(dot, scale.type), builder.fmul(scale, y), c)
+        for dot, y, c in zip(dots, factors, sums, strict=True)
+    ]
+
+
+add_dots = operation(None, (None, None, None, address, i64), _add_dots)
+"""``add_dots(sums, dots, scale, x, row)``: add ``dots * (scale * x)``, likewise."""
