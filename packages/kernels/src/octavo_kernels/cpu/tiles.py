@@ -7,10 +7,12 @@ bytes from one of them to the next.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numba import types
 
+from octavo_kernels.cpu.jit import inline
 from octavo_kernels.cpu.simd import (
     F32,
     LOWERING,
@@ -28,8 +30,39 @@ from octavo_kernels.cpu.simd import (
 )
 
 IS_WIDE = LOWERING == "avx512"
-MOST_ROWS = 8 if IS_WIDE else 4
-"""Rows of x in the largest tile: with 32 registers of 16 lanes there is room for eight."""
+TILE_ROWS = (8, 4, 3, 2, 1) if IS_WIDE else (4, 3, 2, 1)
+"""Rows of x in a tile: with 32 registers of 16 lanes there is room for eight."""
+
+
+def cover_with(make_step: Callable[[int], Any], sizes: Sequence[int] = TILE_ROWS) -> Any:
+    """Make ``cover(start, end, x, x_row, out, out_row, others)``.
+
+    It goes over rows of x and of the result, which are so many bytes apart, with the largest
+    tiles that fit. `make_step(rows)` makes ``step(x, x_row, out, out_row, others)``, which does
+    one of them.
+    """
+    if not sizes:
+        return _nothing_is_left
+    rows, step, rest = sizes[0], make_step(sizes[0]), cover_with(make_step, sizes[1:])
+
+    @inline
+    def cover(
+        start: int, end: int, x: int, x_row: int, out: int, out_row: int, others: Any
+    ) -> None:
+        i = start
+        while i + rows <= end:
+            step(x + i * x_row, x_row, out + i * out_row, out_row, others)
+            i += rows
+        rest(i, end, x, x_row, out, out_row, others)
+
+    return cover
+
+
+@inline
+def _nothing_is_left(
+    start: int, end: int, x: int, x_row: int, out: int, out_row: int, others: Any
+) -> None:
+    pass
 
 
 def addresses(builder: Any, where: Any, distance: Any, count: int) -> list[Any]:
