@@ -19,11 +19,12 @@ from octavo_kernels.cpu.simd import (
     load_f32x16,
     load_first_of_16,
     mul,
+    stay_apart,
     store_f32x16,
     store_first,
 )
 from octavo_kernels.cpu.team import next_chunk, num_threads
-from octavo_kernels.cpu.tiles import add_products, cover_with, zeros_of
+from octavo_kernels.cpu.tiles import add_products, cover_with, distances_to, zeros_of
 
 RUN = 256
 ROWS_OF_CHUNK = 64
@@ -49,13 +50,14 @@ def make_multiply(load: Any, itemsize: int) -> Any:
     """Make the product over weights of one type."""
 
     def make_step(rows: int) -> Any:
-        zeros = zeros_of(rows)
+        zeros, distances = zeros_of(rows), distances_to(rows)
 
         @jit
         def tile(w: int, x: int, row: int, length: int) -> Any:
-            c = zeros()
+            stay_apart()
+            c, x_rows = zeros(), distances(row)
             for i in range(length):
-                c = add_products(c, load(w + 16 * itemsize * i), x + 4 * i, row)
+                c = add_products(c, load(w + 16 * itemsize * i), x + 4 * i, x_rows)
             return c
 
         @inline
