@@ -226,6 +226,13 @@ def _prefetch(builder: Any, where: Any) -> None:
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
 
 
+def _stay_apart(builder: Any) -> None:
+    builder.function.attributes.add("noinline")
+
+
+stay_apart = operation(types.void, (), _stay_apart)
+"""Have the function that calls this never made part of another one."""
+
 prefetch = operation(types.void, (address,), _prefetch)
 """Ask for the cache line of an address, to be read soon."""
 
