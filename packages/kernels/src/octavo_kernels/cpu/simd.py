@@ -44,7 +44,7 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(manager, vector, vector.ir)
 
 
-f32x8, i32x8 = Vector(F32, 8), Vector(I32, 8)
+f32x8, i32x8, f32x16 = Vector(F32, 8), Vector(I32, 8), Vector(F32, 16)
 i16x16, i8x32 = Vector(I16, 16), Vector(I8, 32)
 address, i64, i32, f32 = types.int64, types.int64, types.int32, types.float32
 
@@ -68,6 +68,16 @@ def _lowering() -> str:
 
 LOWERING = _lowering()
 """``vnni``, ``avx2`` or ``generic``; ``OCTAVO_CPU_LOWERING`` forces one (for tests)."""
+
+
+def _most_lanes() -> int:
+    features = binding.get_host_cpu_features()
+    return 16 if LOWERING == "vnni" and features.get("avx512vl") else 8
+
+
+MOST_LANES = _most_lanes()
+"""Lanes of a register: 8, or 16 where there are 32 registers of 512 bits. Vectors of 16 lanes work
+everywhere; this says how many of them a kernel can hold."""
 
 
 # ---- building blocks of the operations ----------------------------------------------------
@@ -112,6 +122,21 @@ def operation(result: Any, arguments: Sequence[Any], emit: Callable[..., Any]) -
         return signature, generate
 
     return intrinsic((of_0, of_1, of_2, of_3, of_4, of_5)[len(arguments)])
+
+
+def lanewise(num_arguments: int, emit: Callable[..., Any]) -> Any:
+    """Make a numba function of one or two vectors of any one type, whose result has it as well."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        return emit(builder, *values)
+
+    def of_1(typing: Any, a: Any) -> Any:
+        return a(a), generate
+
+    def of_2(typing: Any, a: Any, b: Any) -> Any:
+        return a(a, b), generate
+
+    return intrinsic((of_1, of_2)[num_arguments - 1])
 
 
 def constant(element: ir.Type, lanes: int, values: Any) -> ir.Constant:
@@ -199,8 +224,10 @@ prefetch = operation(types.void, (address,), _prefetch)
 
 
 def bf16_to_f32(builder: Any, bits: Any) -> Any:
-    wide = builder.zext(bits, ir.VectorType(I32, 8))
-    return builder.bitcast(builder.shl(wide, constant(I32, 8, 16)), f32x8.ir)
+    lanes = bits.type.count
+    wide = builder.zext(bits, ir.VectorType(I32, lanes))
+    shifted = builder.shl(wide, constant(I32, lanes, 16))
+    return builder.bitcast(shifted, ir.VectorType(F32, lanes))
 
 
 def f32_to_bf16(builder: Any, value: Any) -> Any:
@@ -219,20 +246,27 @@ def e4m3_to_f32(builder: Any, bits: Any) -> Any:
 
     A subnormal becomes a subnormal half, so it is exact too. 0x7F and 0xFF are NaN.
     """
-    wide = builder.zext(bits, ir.VectorType(I16, 8))
-    sign = builder.shl(builder.and_(wide, constant(I16, 8, 0x80)), constant(I16, 8, 8))
-    rest = builder.and_(wide, constant(I16, 8, 0x7F))
-    half = builder.or_(sign, builder.shl(rest, constant(I16, 8, 7)))
-    value = builder.fpext(builder.bitcast(half, ir.VectorType(F16, 8)), f32x8.ir)
-    scaled = builder.fmul(value, constant(F32, 8, 256.0))
-    is_nan = builder.icmp_unsigned("==", rest, constant(I16, 8, 0x7F))
-    return builder.select(is_nan, constant(F32, 8, float("nan")), scaled)
+    lanes = bits.type.count
+
+    def i(value: int) -> Any:
+        return constant(I16, lanes, value)
+
+    wide = builder.zext(bits, ir.VectorType(I16, lanes))
+    sign = builder.shl(builder.and_(wide, i(0x80)), i(8))
+    rest = builder.and_(wide, i(0x7F))
+    half = builder.bitcast(builder.or_(sign, builder.shl(rest, i(7))), ir.VectorType(F16, lanes))
+    value = builder.fpext(half, ir.VectorType(F32, lanes))
+    scaled = builder.fmul(value, constant(F32, lanes, 256.0))
+    is_nan = builder.icmp_unsigned("==", rest, i(0x7F))
+    return builder.select(is_nan, constant(F32, lanes, float("nan")), scaled)
 
 
 def e5m2_to_f32(builder: Any, bits: Any) -> Any:
     """The upper byte of a half."""
-    wide = builder.shl(builder.zext(bits, ir.VectorType(I16, 8)), constant(I16, 8, 8))
-    return builder.fpext(builder.bitcast(wide, ir.VectorType(F16, 8)), f32x8.ir)
+    lanes = bits.type.count
+    wide = builder.zext(bits, ir.VectorType(I16, lanes))
+    half = builder.bitcast(builder.shl(wide, constant(I16, lanes, 8)), ir.VectorType(F16, lanes))
+    return builder.fpext(half, ir.VectorType(F32, lanes))
 
 
 def _convert(element: ir.Type, to_f32: Callable[[Any, Any], Any]) -> Any:
@@ -263,13 +297,13 @@ store_bf16x8 = operation(
 bits_of_f32 = operation(i32, (f32,), lambda b, x: b.bitcast(x, I32))
 splat_f32 = operation(f32x8, (f32,), lambda b, x: splat(b, x, 8))
 zero_f32x8 = operation(f32x8, (), lambda b: constant(F32, 8, 0.0))
-add = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fadd(x, y))
-sub = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fsub(x, y))
-mul = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fmul(x, y))
-div = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fdiv(x, y))
+add = lanewise(2, lambda b, x, y: b.fadd(x, y))
+sub = lanewise(2, lambda b, x, y: b.fsub(x, y))
+mul = lanewise(2, lambda b, x, y: b.fmul(x, y))
+div = lanewise(2, lambda b, x, y: b.fdiv(x, y))
 negative = operation(f32x8, (f32x8,), lambda b, x: b.fneg(x))
-maximum = operation(f32x8, (f32x8, f32x8), _larger)
-minimum = operation(f32x8, (f32x8, f32x8), _smaller)
+maximum = lanewise(2, _larger)
+minimum = lanewise(2, _smaller)
 fma = operation(
     f32x8,
     (f32x8, f32x8, f32x8),
@@ -290,6 +324,17 @@ hsum = operation(f32, (f32x8,), lambda b, x: reduce(b, x, b.fadd))
 
 hmax = operation(f32, (f32x8,), lambda b, x: reduce(b, x, lambda y, z: _larger(b, y, z)))
 first_lane = operation(f32, (f32x8,), lambda b, x: b.extract_element(x, I32(0)))
+
+load_f32x16 = operation(f32x16, (address,), lambda b, p: load(b, p, f32x16.ir))
+store_f32x16 = operation(types.void, (address, f32x16), store)
+splat_f32x16 = operation(f32x16, (f32,), lambda b, x: splat(b, x, 16))
+hmax_f32x16 = operation(f32, (f32x16,), lambda b, x: reduce(b, x, lambda y, z: _larger(b, y, z)))
+low_half = operation(
+    f32x8, (f32x16,), lambda b, x: b.shuffle_vector(x, x, constant(I32, 8, range(8)))
+)
+high_half = operation(
+    f32x8, (f32x16,), lambda b, x: b.shuffle_vector(x, x, constant(I32, 8, range(8, 16)))
+)
 
 
 to_scalar_f32 = operation(f32, (i64,), lambda b, x: b.sitofp(x, F32))
@@ -342,11 +387,13 @@ EXP_LARGEST, EXP_SMALLEST = 88.3762626647949, -87.3365447504
 def emit_exp(b: Any, x: Any) -> Any:
     """``exp`` to 2 units in the last place; 0 below -87.3, 2.4e38 above 88.4, NaN of NaN."""
 
+    lanes = x.type.count
+
     def f(value: float) -> Any:
-        return constant(F32, 8, value)
+        return constant(F32, lanes, value)
 
     def madd(p: Any, q: Any, r: Any) -> Any:
-        return call(b, "llvm.fma.v8f32", f32x8.ir, p, q, r)
+        return call(b, f"llvm.fma.v{lanes}f32", x.type, p, q, r)
 
     clamped = _smaller(b, _larger(b, x, f(EXP_SMALLEST)), f(EXP_LARGEST))
     # Near 1.5 * 2**23 the floats are the whole numbers, so the sum rounds, and the last bits
@@ -360,13 +407,14 @@ def emit_exp(b: Any, x: Any) -> Any:
         p = madd(p, r, f(coefficient))
     p = b.fadd(madd(b.fmul(r, r), p, r), f(1.0))
     # Whatever the bits of a NaN give here, the product is NaN.
-    bits = b.sub(b.bitcast(shifted, i32x8.ir), b.bitcast(f(ROUNDING_SHIFT), i32x8.ir))
-    power = b.shl(b.add(bits, constant(I32, 8, 127)), constant(I32, 8, 23))
-    result = b.fmul(p, b.bitcast(power, f32x8.ir))
+    whole = ir.VectorType(I32, lanes)
+    bits = b.sub(b.bitcast(shifted, whole), b.bitcast(f(ROUNDING_SHIFT), whole))
+    power = b.shl(b.add(bits, constant(I32, lanes, 127)), constant(I32, lanes, 23))
+    result = b.fmul(p, b.bitcast(power, x.type))
     return b.select(b.fcmp_ordered("<", x, f(EXP_SMALLEST)), f(0.0), result)
 
 
-exp = operation(f32x8, (f32x8,), emit_exp)
+exp = lanewise(1, emit_exp)
 
 # ---- integers -----------------------------------------------------------------------------
 
