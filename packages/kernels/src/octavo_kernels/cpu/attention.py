@@ -23,13 +23,13 @@ neighbours, and a tree of prefixes is read as one.
 from __future__ import annotations
 
 from octavo_kernels.cpu.attention_tiles import (
-    score_1,
-    score_2,
-    score_3,
-    weigh_1x1,
-    weigh_1x4,
-    weigh_2x4,
-    weigh_3x4,
+    COLUMNS_AT_ONCE,
+    KEYS_AT_ONCE,
+    ROWS_AT_ONCE,
+    score,
+    weigh,
+    weigh_8,
+    weigh_32,
 )
 from octavo_kernels.cpu.jit import inline, jit
 from octavo_kernels.cpu.kv_types import (
@@ -42,25 +42,30 @@ from octavo_kernels.cpu.kv_types import (
     item_bytes,
     load_kv,
 )
-from octavo_kernels.cpu.lanes import keep_lanes, lowest
+from octavo_kernels.cpu.lanes import keep_lanes
 from octavo_kernels.cpu.simd import (
     add,
     div,
     exp,
     first_lane,
     fma,
-    hmax,
+    high_half,
+    hmax_f32x16,
     hsum,
     load_f32,
     load_f32x8,
+    load_f32x16,
     load_i32,
     load_i64,
+    low_half,
     maximum,
     mul,
     prefetch,
     splat_f32,
+    splat_f32x16,
     store_f32,
     store_f32x8,
+    store_f32x16,
     store_i64,
     sub,
     zero_f32x8,
@@ -387,31 +392,26 @@ def _score_keys(
     count: int,
     rows: int,
     kind: int,
-    value: int,
-    value_step: int,
-    value_bytes: int,
+    later: int,
+    later_bytes: int,
 ) -> None:
-    """Score all rows against `count` keys, four at a time.
+    """Score all rows against `count` keys, a few at a time.
 
-    Along the way the first `value_bytes` of as many values are asked for, a few lines at a
-    time: a CPU waits where it is asked for more lines than it can keep track of (some 20).
+    Along the way `later_bytes` of keys that come later are asked for, a few lines at a time: a
+    CPU waits where it is asked for more lines than it can keep track of (some 20).
     """
+    share = later_bytes * KEYS_AT_ONCE // count
     row = 0
     while row < rows:
-        step = min(rows - row, 3)
+        step = min(rows - row, ROWS_AT_ONCE)
         q, s = query + row * query_step, scores + row * TILE * 4
-        for i in range(0, count, 4):
+        for i in range(0, count, KEYS_AT_ONCE):
+            if row == 0:
+                for line in range(0, share, LINE):
+                    prefetch(later + line)
+                later += share
             k = key + i * key_step
-            if row == 0 and value_bytes:
-                for j in range(i, i + 4):
-                    for line in range(0, value_bytes, LINE):
-                        prefetch(value + j * value_step + line)
-            if step == 3:
-                score_3(q, query_step, k, key_step, num_vectors, s + 4 * i, TILE * 4, kind)
-            elif step == 2:
-                score_2(q, query_step, k, key_step, num_vectors, s + 4 * i, TILE * 4, kind)
-            else:
-                score_1(q, query_step, k, key_step, num_vectors, s + 4 * i, TILE * 4, kind)
+            score(step, q, query_step, k, key_step, num_vectors, s + 4 * i, TILE * 4, kind)
         row += step
 
 
@@ -425,69 +425,31 @@ def _weigh_values(
     dim: int,
     rows: int,
     kind: int,
-    key: int,
-    key_bytes: int,
+    later: int,
+    later_bytes: int,
 ) -> None:
-    """Add `count` weighted values to all rows, 32 components at a time.
+    """Add `count` weighted values to all rows, some components at a time.
 
-    Along the way `key_bytes` of keys that come later are asked for.
+    Along the way `later_bytes` of values that come later are asked for.
     """
-    column, share = 0, key_bytes // max(dim // 32, 1)
-    while column + 32 <= dim:
-        at, values = output + column * 4, value + column * item_bytes(kind)
-        for line in range(0, share, LINE):
-            prefetch(key + line)
-        key += share
-        row = 0
-        while row + 3 <= rows:
-            weigh_3x4(
-                weights + row * TILE * 4,
-                TILE * 4,
-                values,
-                value_stride,
-                count,
-                at + row * dim * 4,
-                dim * 4,
-                kind,
-            )
-            row += 3
-        if row + 2 <= rows:
-            weigh_2x4(
-                weights + row * TILE * 4,
-                TILE * 4,
-                values,
-                value_stride,
-                count,
-                at + row * dim * 4,
-                dim * 4,
-                kind,
-            )
-            row += 2
-        if row < rows:
-            weigh_1x4(
-                weights + row * TILE * 4,
-                TILE * 4,
-                values,
-                value_stride,
-                count,
-                at + row * dim * 4,
-                dim * 4,
-                kind,
-            )
-        column += 32
+    column, share = 0, later_bytes // max(dim // COLUMNS_AT_ONCE, 1)
     while column < dim:
-        for row in range(rows):
-            weigh_1x1(
-                weights + row * TILE * 4,
-                TILE * 4,
-                value + column * item_bytes(kind),
-                value_stride,
-                count,
-                output + (row * dim + column) * 4,
-                dim * 4,
-                kind,
-            )
-        column += 8
+        for line in range(0, share, LINE):
+            prefetch(later + line)
+        later += share
+        v, left = value + column * item_bytes(kind), dim - column
+        row = 0
+        while row < rows:
+            step = min(rows - row, ROWS_AT_ONCE)
+            w, out = weights + row * TILE * 4, output + (row * dim + column) * 4
+            if left >= COLUMNS_AT_ONCE:
+                weigh(step, w, TILE * 4, v, value_stride, count, out, dim * 4, kind)
+            elif left >= 32:
+                weigh_32(step, w, TILE * 4, v, value_stride, count, out, dim * 4, kind)
+            else:
+                weigh_8(step, w, TILE * 4, v, value_stride, count, out, dim * 4, kind)
+            row += step
+        column += COLUMNS_AT_ONCE if left >= COLUMNS_AT_ONCE else 32 if left >= 32 else 8
 
 
 @inline
@@ -557,17 +519,17 @@ def _score_tile(
     query: int,
     scores: int,
     kind: int,
+    later: tuple[int, int, int],
 ) -> None:
     """Score all rows against the keys of some positions, where these lie in the cache."""
-    dim, size = _word(problem, HEAD_DIM), item_bytes(kind)
-    key_step, value_step = dim * size, _word(problem, VALUE_STRIDE) * size
-    value_bytes = _word(problem, VALUE_DIM) * size
+    dim = _word(problem, HEAD_DIM)
+    key_step = dim * item_bytes(kind)
     block_size = _word(problem, BLOCK_SIZE)
     position, index, offset = first, first // block_size, first % block_size
     while position < last:
         slot = _first_slot(problem, table, index, head) + offset
         count = min(block_size - offset, last - position)
-        # The values are read when all scores are there: from memory by then, if asked now.
+        later_at, later_bytes = _later_block(problem, later, index - first // block_size, key_step)
         _score_keys(
             query,
             dim * 4,
@@ -578,23 +540,23 @@ def _score_tile(
             count,
             rows,
             kind,
-            _word(problem, VALUES) + slot * value_step,
-            value_step,
-            value_bytes,
+            _word(problem, KEYS) + later_at,
+            later_bytes,
         )
         position, index, offset = position + count, index + 1, 0
 
 
 @jit
-def _later_keys(problem: int, unit: int, token: int, tile: int) -> tuple[int, int, int]:
-    """Find the keys that are read after those of `tile` for the unit's token number `token`.
+def _later_blocks(problem: int, unit: int, token: int, tile: int) -> tuple[int, int, int]:
+    """Find what is read after `tile` of the tokens before the unit's token number `token`.
 
-    They are those of the next request, or of the first one's next tile; behind the unit's last
-    tile come those of the next KV head: see `_units_of_chunk`.
+    It is that tile of the next request, or the first one's next tile; behind the unit's last
+    tile comes the next KV head: see `_units_of_chunk`. Blocks lie anywhere, so the CPU can't
+    guess where they are.
 
     Returns:
-        Address of the block table from their first block on, how many of its blocks they are in
-        (0 if there is nothing to read), and their KV head.
+        Address of the block table from the tile's first block on, in how many blocks it is (0 if
+        there is nothing to read), and its KV head.
     """
     tokens, head = _word(unit, FIRST_TOKEN), _word(unit, KV_HEAD)
     if token == _word(unit, NUM_TOKENS):
@@ -608,6 +570,18 @@ def _later_keys(problem: int, unit: int, token: int, tile: int) -> tuple[int, in
     first = tile // block_size
     last = (min(tile + TILE, _word(later, POSITION) + 1) + block_size - 1) // block_size
     return _word(later, TABLE) + 4 * first, last - first, head
+
+
+@inline
+def _later_block(
+    problem: int, later: tuple[int, int, int], index: int, step: int
+) -> tuple[int, int]:
+    """Offset in a cache of block `index` of what is read later, and how many bytes to ask for."""
+    table, num_blocks, head = later
+    if index >= num_blocks:
+        return 0, 0
+    size = min(_word(problem, BLOCK_SIZE), TILE) * step
+    return _first_slot(problem, table, index, head) * step, size
 
 
 @jit
@@ -624,33 +598,24 @@ def _weigh_tile(
     later: tuple[int, int, int],
 ) -> None:
     """Add the weighted values of some positions to all rows, where these lie in the cache."""
-    stride = _word(problem, VALUE_STRIDE) * item_bytes(kind)
-    key_step = _word(problem, HEAD_DIM) * item_bytes(kind)
+    step = _word(problem, VALUE_STRIDE) * item_bytes(kind)
     block_size = _word(problem, BLOCK_SIZE)
-    later_table, later_blocks, later_head = later
     position, index, offset = first, first // block_size, first % block_size
     while position < last:
         slot = _first_slot(problem, table, index, head) + offset
         count = min(block_size - offset, last - position)
-        # Blocks lie anywhere, so the CPU can't guess where the next ones' keys are.
-        key, key_bytes = 0, 0
-        if later_blocks > 0:
-            key = _word(problem, KEYS) + (
-                _first_slot(problem, later_table, 0, later_head) * key_step
-            )
-            key_bytes = min(block_size, TILE) * key_step
-            later_table, later_blocks = later_table + 4, later_blocks - 1
+        later_at, later_bytes = _later_block(problem, later, index - first // block_size, step)
         _weigh_values(
             weights + position % TILE * 4,
-            _word(problem, VALUES) + slot * stride,
-            stride,
+            _word(problem, VALUES) + slot * step,
+            step,
             count,
             output,
             _word(problem, VALUE_DIM),
             rows,
             kind,
-            key,
-            key_bytes,
+            _word(problem, VALUES) + later_at,
+            later_bytes,
         )
         position, index, offset = position + count, index + 1, 0
 
@@ -662,30 +627,32 @@ def _soften(
     """Turn a row's scores of the positions that it sees into weights, and bring its state along.
 
     `first` and `last` count from the start of the tile; scales of values go into the weights.
+    What lies beside the scores that were computed is read as well, and dropped.
     """
-    scale, soft_cap = splat_f32(load_f32(problem + SCALE)), load_f32(problem + SOFT_CAP)
-    highest = lowest()
-    for at in range(first & ~7, last, 8):
-        score = load_f32x8(scores + 4 * at)
+    scale, soft_cap = splat_f32x16(load_f32(problem + SCALE)), load_f32(problem + SOFT_CAP)
+    highest = splat_f32x16(EMPTY_MAXIMUM)
+    for at in range(first & ~15, last, 16):
+        score = load_f32x16(scores + 4 * at)
         if scales:
-            score = mul(score, load_f32x8(scales + 4 * at))
+            score = mul(score, load_f32x16(scales + 4 * at))
         score = mul(score, scale)
         if soft_cap > 0:
             score = _cap(score, soft_cap)
-        score = keep_lanes(score, first - at, last - at)
-        store_f32x8(scores + 4 * at, score)
+        if at < first or at + 16 > last:
+            score = keep_lanes(score, first - at, last - at)
+        store_f32x16(scores + 4 * at, score)
         highest = maximum(highest, score)
     maximum_at, total_at = _maxima(problem, state) + 4 * row, _totals(problem, state) + 4 * row
-    before, after = load_f32(maximum_at), hmax(highest)
+    before, after = load_f32(maximum_at), hmax_f32x16(highest)
     if before > after:
         after = before
-    shift, total = splat_f32(after), zero_f32x8()
-    for at in range(first & ~7, last, 8):
-        weight = exp(sub(load_f32x8(scores + 4 * at), shift))
-        total = add(total, weight)
+    shift, total = splat_f32x16(after), zero_f32x8()
+    for at in range(first & ~15, last, 16):
+        weight = exp(sub(load_f32x16(scores + 4 * at), shift))
+        total = add(add(total, low_half(weight)), high_half(weight))
         if scales:
-            weight = mul(weight, load_f32x8(scales + (TILE + at) * 4))
-        store_f32x8(scores + 4 * at, weight)
+            weight = mul(weight, load_f32x16(scales + (TILE + at) * 4))
+        store_f32x16(scores + 4 * at, weight)
     keep = _exp(before - after)
     store_f32(maximum_at, after)
     store_f32(total_at, load_f32(total_at) * keep + hsum(total))
@@ -697,9 +664,9 @@ def _soften(
 @inline
 def _cap(score: object, soft_cap: float) -> object:
     """``soft_cap * tanh(score / soft_cap)``, as 1 - 2 / (exp(2 x) + 1)."""
-    one, two = splat_f32(1.0), splat_f32(2.0)
-    doubled = mul(score, splat_f32(2.0 / soft_cap))
-    return mul(splat_f32(soft_cap), sub(one, div(two, add(exp(doubled), one))))
+    one, two = splat_f32x16(1.0), splat_f32x16(2.0)
+    doubled = mul(score, splat_f32x16(2.0 / soft_cap))
+    return mul(splat_f32x16(soft_cap), sub(one, div(two, add(exp(doubled), one))))
 
 
 @jit
@@ -752,6 +719,7 @@ def _attend_shared(
         key_scale, value_scale = _word(problem, KEY_SCALE), _word(problem, VALUE_SCALE)
         _copy_scales(problem, table, head, key_scale, whole_first, whole_last, scales)
         _copy_scales(problem, table, head, value_scale, whole_first, whole_last, scales + TILE * 4)
+    later = _later_blocks(problem, unit, last_token, tile)
     gathered = rows > GATHERED_ROWS
     query += first_row * dim * 4
     if gathered:
@@ -769,10 +737,9 @@ def _attend_shared(
             F32,
             0,
             0,
-            0,
         )
     else:
-        _score_tile(problem, table, head, whole_first, whole_last, rows, query, scores, kind)
+        _score_tile(problem, table, head, whole_first, whole_last, rows, query, scores, kind, later)
     for row in range(rows):
         own = _word(tokens + row // group * TOKEN_BYTES, POSITION)
         row_first, row_last = max(first, own - window + 1) - tile, min(last, own + 1) - tile
@@ -782,7 +749,6 @@ def _attend_shared(
     # Rows of a token see the same positions; where all tokens do, all rows go together.
     together = lowest_position + 1 >= last and highest_position - window + 1 <= first
     step = num_tokens if together else 1
-    later = _later_keys(problem, unit, last_token, tile)
     for token in range(0, num_tokens, step):
         own = _word(tokens + token * TOKEN_BYTES, POSITION)
         seen_first, seen_last = max(first, own - window + 1), min(last, own + 1)
