@@ -184,7 +184,7 @@ def prompt_token_ids(model: LoadedModel, conversation: Conversation) -> list[int
         InvalidRequestError: The messages don't fit the template.
     """
     token_ids = _with_turns(model, conversation, model.input_processor.encode_chat)
-    return [*token_ids, *model.tokenizer.encode_plain(conversation.prefill or "")]
+    return [*token_ids, *model.input_processor.encode_beginning(conversation.prefill or "")]
 
 
 def _process(
@@ -247,7 +247,7 @@ def _with_prefill(
 ) -> list[EngineCoreRequest]:
     """Add the beginning of the answer to the prompt, and check that again."""
     assert conversation.prefill is not None
-    prefill = model.tokenizer.encode_plain(conversation.prefill)
+    prefill = model.input_processor.encode_beginning(conversation.prefill)
     return model.input_processor.process(
         request_id,
         [*request.prompt_token_ids, *prefill],
