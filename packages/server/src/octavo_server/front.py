@@ -336,7 +336,13 @@ class Front:
         )
         length, policy = longest_model_len(spec, self._config), self._config.scheduler
         if pooler is None:
-            input_processor = InputProcessor(tokenizer, spec, length, policy.scheduling_policy)
+            input_processor = InputProcessor(
+                tokenizer,
+                spec,
+                length,
+                policy.scheduling_policy,
+                control_tokens_in_messages=self._config.server.control_tokens_in_messages,
+            )
         else:
             input_processor = PoolingInputProcessor(
                 tokenizer, spec, pooler, length, policy.scheduling_policy

@@ -19,6 +19,7 @@ from octavo_server.api.context import ServerContext, context_of
 from octavo_server.api.deadline import note_timeout
 from octavo_server.api.errors import ApiError
 from octavo_server.api.gate import shutting_down
+from octavo_server.api.request_id import note_request_id
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ async def parse_body(request: Request, model: type[Model]) -> Model:
     else:
         checked = await asyncio.to_thread(lambda: _validate(decode_json(body), model))
     note_timeout(request, checked)
+    note_request_id(request, checked)
     return checked
 
 
