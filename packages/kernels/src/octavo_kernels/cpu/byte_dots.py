@@ -223,7 +223,7 @@ def emit_dots(
             activation = broadcast_bytes(builder, at(builder, where, 4 * i), lanes)
             for unit, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
                 add_product(rows * unit + row, weight, size, activation, is_last)
-        if len(units) > 1 and done < len(chosen):
+        if not IS_WIDE and len(totals) > 1 and done < len(chosen):
             for sums in (pairs, totals):
                 sums[:] = [one if one is None else compute_now(builder, one) for one in sums]
     if len(units) == 1:
