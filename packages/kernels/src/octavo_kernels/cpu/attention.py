@@ -70,7 +70,7 @@ from octavo_kernels.cpu.simd import (
     sub,
     zero_f32x8,
 )
-from octavo_kernels.cpu.team import barrier, next_chunk, rank
+from octavo_kernels.cpu.team import barrier, next_chunk, num_threads, rank
 
 TILE = 64
 """Positions of a tile: its keys and values of a head of 64 in float32 are 16 KiB each."""
@@ -103,9 +103,9 @@ once, and blocks become one run."""
 SHARING_ROWS = 24
 """Query rows of a unit of requests that share a prefix."""
 
-TASKS_TO_SHARE = 16
-"""From so many tasks of all KV heads on, a thread takes all heads of one: at the end two threads
-wait for each other for a thirty-second of the time at most."""
+UNITS_TO_TAKE_AHEAD = 8
+"""From so many units for each thread on, a thread takes one before it needs it, and so knows which
+keys and values it reads next. With fewer it might take the last one, and have others wait."""
 
 LINE = 64
 """Bytes of a cache line."""
@@ -547,11 +547,13 @@ def _score_tile(
 
 
 @jit
-def _later_blocks(problem: int, unit: int, token: int, tile: int) -> tuple[int, int, int]:
+def _later_blocks(
+    problem: int, unit: int, next_unit: int, token: int, tile: int
+) -> tuple[int, int, int]:
     """Find what is read after `tile` of the tokens before the unit's token number `token`.
 
     It is that tile of the next request, or the first one's next tile; behind the unit's last
-    tile comes the next KV head: see `_units_of_chunk`. Blocks lie anywhere, so the CPU can't
+    tile comes the next unit, if that is known and not 0. Blocks lie anywhere, so the CPU can't
     guess where they are.
 
     Returns:
@@ -562,10 +564,12 @@ def _later_blocks(problem: int, unit: int, token: int, tile: int) -> tuple[int, 
     if token == _word(unit, NUM_TOKENS):
         token, tile = 0, tile + TILE
     later = tokens + token * TOKEN_BYTES
-    if tile > _word(later, POSITION):
-        later, head, tile = tokens, head + 1, _word(unit, FIRST_SEGMENT) * SEGMENT
-        if _word(problem, IS_SPLIT) or head == _word(problem, NUM_KV_HEADS):
+    if tile > _word(later, POSITION) or tile == _word(unit, LAST_SEGMENT) * SEGMENT:
+        if not next_unit:
             return 0, 0, 0
+        later, head = _word(next_unit, FIRST_TOKEN), _word(next_unit, KV_HEAD)
+        first_seen = max(_word(later, POSITION) - _word(problem, WINDOW) + 1, 0)
+        tile = max(_word(next_unit, FIRST_SEGMENT) * SEGMENT, first_seen // TILE * TILE)
     block_size = _word(problem, BLOCK_SIZE)
     first = tile // block_size
     last = (min(tile + TILE, _word(later, POSITION) + 1) + block_size - 1) // block_size
@@ -671,7 +675,14 @@ def _cap(score: object, soft_cap: float) -> object:
 
 @jit
 def _attend_tile(
-    problem: int, unit: int, tile: int, query: int, state: int, scratch: int, kind: int
+    problem: int,
+    unit: int,
+    next_unit: int,
+    tile: int,
+    query: int,
+    state: int,
+    scratch: int,
+    kind: int,
 ) -> None:
     """Bring the state of a unit's rows over one tile of positions."""
     tokens, num_tokens = _word(unit, FIRST_TOKEN), _word(unit, NUM_TOKENS)
@@ -680,7 +691,8 @@ def _attend_tile(
         last = first + 1
         while last < num_tokens and _word(tokens + last * TOKEN_BYTES, SHARED) >= tile + TILE:
             last += 1
-        _attend_shared(problem, unit, first, last, tile, query, state, scratch, kind)
+        later = _later_blocks(problem, unit, next_unit, last, tile)
+        _attend_shared(problem, unit, first, last, tile, query, state, scratch, kind, later)
         first = last
 
 
@@ -695,6 +707,7 @@ def _attend_shared(
     state: int,
     scratch: int,
     kind: int,
+    later: tuple[int, int, int],
 ) -> None:
     """Do it for some of its tokens, which have the tile's keys in common."""
     group = _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
@@ -719,7 +732,6 @@ def _attend_shared(
         key_scale, value_scale = _word(problem, KEY_SCALE), _word(problem, VALUE_SCALE)
         _copy_scales(problem, table, head, key_scale, whole_first, whole_last, scales)
         _copy_scales(problem, table, head, value_scale, whole_first, whole_last, scales + TILE * 4)
-    later = _later_blocks(problem, unit, last_token, tile)
     gathered = rows > GATHERED_ROWS
     query += first_row * dim * 4
     if gathered:
@@ -809,8 +821,10 @@ def _copy_queries(problem: int, unit: int, copies: int) -> int:
 
 
 @jit
-def _attend_unit(problem: int, index: int, scratch: int, kind: int) -> None:
+def _attend_unit(problem: int, index: int, next_index: int, scratch: int, kind: int) -> None:
+    """Compute a unit, and ask for what the next one reads first, if that is known and not 0."""
     unit = _word(problem, UNITS) + index * UNIT_BYTES
+    next_unit = _word(problem, UNITS) + next_index * UNIT_BYTES if next_index else 0
     rows = _word(unit, NUM_TOKENS) * _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
     merged = scratch
     state = merged + _state_bytes(problem)
@@ -826,23 +840,11 @@ def _attend_unit(problem: int, index: int, scratch: int, kind: int) -> None:
     for segment in range(first, last):
         _clear(problem, state, rows)
         for tile in range(segment * SEGMENT, segment * SEGMENT + SEGMENT, TILE):
-            _attend_tile(problem, unit, tile, query, state, tiles, kind)
+            _attend_tile(problem, unit, next_unit, tile, query, state, tiles, kind)
         if last - first > 1:
             _merge(problem, merged, state, rows)
     if not split:
         _finish(problem, unit, merged if last - first > 1 else state)
-
-
-@inline
-def _units_of_chunk(problem: int) -> int:
-    """All heads of some query tokens, where there are enough of these for the threads.
-
-    So a thread knows which keys it reads next.
-    """
-    num_kv_heads = _word(problem, NUM_KV_HEADS)
-    if _word(problem, IS_SPLIT) or _word(problem, NUM_UNITS) < TASKS_TO_SHARE * num_kv_heads:
-        return 1
-    return num_kv_heads
 
 
 @jit
@@ -872,13 +874,14 @@ def attend(thread: int, problem: int, kind: int) -> None:
         problem: Address of the words `QUERY` to `IS_SPLIT`, planned.
         kind: Type of the caches, see `octavo_kernels.cpu.kv_types`.
     """
-    num_units, count = _word(problem, NUM_UNITS), _units_of_chunk(problem)
+    num_units = _word(problem, NUM_UNITS)
     scratch = _word(problem, SCRATCH) + rank(thread) * _word(problem, SCRATCH_BYTES)
-    first = next_chunk(thread) * count
-    while first < num_units:
-        for index in range(first, first + count):
-            _attend_unit(problem, index, scratch, kind)
-        first = next_chunk(thread) * count
+    is_ahead = num_units >= UNITS_TO_TAKE_AHEAD * num_threads(thread)
+    index = next_chunk(thread)
+    while index < num_units:
+        following = next_chunk(thread) if is_ahead else 0
+        _attend_unit(problem, index, following if following < num_units else 0, scratch, kind)
+        index = following if is_ahead else next_chunk(thread)
     if _word(problem, IS_SPLIT):
         barrier(thread)
         index = next_chunk(thread)
