@@ -25,6 +25,7 @@ from octavo_kernels.cpu.simd import (
     MOST_LANES,
     call,
     constant,
+    emit_prefetch,
     f32x8,
     load,
     splat,
@@ -34,6 +35,12 @@ from octavo_kernels.cpu.simd import (
 ROWS_AT_ONCE = 3 if MOST_LANES == 8 else 4
 """Query rows of a tile: 3 x 4 sums and 3 + 1 operands just fit 16 registers. With 32 registers a
 group of 4 heads is done at once."""
+
+TILE = 64
+"""Positions of a tile: its keys and values of a head of 64 in float32 are 16 KiB each."""
+
+LINE = 64
+"""Bytes of a cache line."""
 
 VECTORS = 4
 """Vectors of sums for each row."""
@@ -152,44 +159,60 @@ def score(
     return types.void(*[types.int64] * 8, kind), generate
 
 
+def _ask_for(builder: Any, place: Any, offset: Any, num_bytes: int) -> None:
+    """Ask for some bytes of what is `offset` bytes from a place on, unless that is 0."""
+    first = load(builder, place, I64)
+    with builder.if_then(builder.icmp_signed("!=", first, I64(0))):
+        for line in range(0, num_bytes, LINE):
+            emit_prefetch(builder, builder.add(builder.add(first, offset), I64(line)))
+
+
 def _emit_weigh(
     builder: Any, rows: int, vectors: int, lanes: int, values: Sequence[Any], kind: Any
 ) -> None:
-    weights, weights_stride, value, value_stride, count, output, output_stride = values
-    weight_rows = [_offset(builder, weights, weights_stride, row) for row in range(rows)]
-    places = [
+    weights, places, offset, step, first, last, output, output_stride, later = values
+    weight_rows = [_offset(builder, weights, I64(4 * TILE), row) for row in range(rows)]
+    asks = builder.icmp_signed("!=", later, I64(0))
+    targets = [
         builder.add(_offset(builder, output, output_stride, row), I64(4 * lanes * i))
         for row in range(rows)
         for i in range(vectors)
     ]
     sums = _sums(builder, rows * vectors, lanes)
-    for place, total in zip(places, sums, strict=True):
-        builder.store(load(builder, place, ir.VectorType(F32, lanes)), total)
-    with cgutils.for_range(builder, count) as loop:
-        row_at = builder.add(value, builder.mul(loop.index, value_stride))
-        at = builder.mul(loop.index, I64(4))
+    for target, total in zip(targets, sums, strict=True):
+        builder.store(load(builder, target, ir.VectorType(F32, lanes)), total)
+    with cgutils.for_range_slice(builder, first, last, I64(1), I64) as (index, _):
+        eight = builder.and_(index, I64(~7))
+        inside = builder.add(offset, builder.mul(builder.and_(index, I64(7)), step))
+        row_at = builder.add(load(builder, builder.add(places, eight), I64), inside)
+        with builder.if_then(asks):
+            _ask_for(builder, builder.add(later, eight), inside, vectors * lanes * bytes_of(kind))
+        at = builder.mul(index, I64(4))
         each = [load(builder, builder.add(one, at), F32) for one in weight_rows]
         w = [splat(builder, one, lanes) for one in each]
         for i in range(vectors):
-            offset = I64(lanes * i * bytes_of(kind))
-            v = emit_load(builder, builder.add(row_at, offset), kind, lanes)
+            v = emit_load(
+                builder, builder.add(row_at, I64(lanes * i * bytes_of(kind))), kind, lanes
+            )
             for row in range(rows):
                 total = sums[row * vectors + i]
                 builder.store(_fma(builder, w[row], v, builder.load(total)), total)
-    for place, total in zip(places, sums, strict=True):
-        store(builder, place, builder.load(total))
+    for target, total in zip(targets, sums, strict=True):
+        store(builder, target, builder.load(total))
 
 
 def _weigh_tile(vectors: int, lanes: int) -> Any:
     """Make a function that adds weighted values to 1 to `ROWS_AT_ONCE` outputs, some vectors wide.
 
-    ``(rows, weights, weights_stride, value, value_stride, count, output, output_stride, kind)``:
-    strides in bytes, `count` float32 weights for each row.
+    ``(rows, weights, places, offset, step, first, last, output, output_stride, later, kind)``:
+    `TILE` float32 weights for each row, the values from `first` to before `last`; `places` has
+    the address of every eighth value's numbers, of which those `offset` bytes on are taken, and
+    the next value is `step` bytes further; with `later`, not 0, as many values are asked for there.
     """
 
     def generate(_context: Any, builder: Any, signature: Any, values: Any) -> None:
         def emit(rows: int) -> None:
-            _emit_weigh(builder, rows, vectors, lanes, values[1:8], signature.args[8])
+            _emit_weigh(builder, rows, vectors, lanes, values[1:10], signature.args[10])
 
         _each_count(builder, values[0], ROWS_AT_ONCE, emit)
 
@@ -198,15 +221,17 @@ def _weigh_tile(vectors: int, lanes: int) -> Any:
         _typing: Any,
         rows: Any,
         w: Any,
-        ws: Any,
-        v: Any,
-        vs: Any,
-        n: Any,
+        places: Any,
+        offset: Any,
+        step: Any,
+        first: Any,
+        last: Any,
         o: Any,
         os: Any,
+        later: Any,
         kind: Any,
     ) -> Any:
-        return types.void(*[types.int64] * 8, kind), generate
+        return types.void(*[types.int64] * 10, kind), generate
 
     return weigh
 

@@ -226,7 +226,7 @@ store_i16 = operation(types.void, (address, i32), lambda b, p, x: store(b, p, b.
 store_f16 = operation(types.void, (address, f32), lambda b, p, x: store(b, p, b.fptrunc(x, F16)))
 
 
-def _prefetch(builder: Any, where: Any) -> None:
+def emit_prefetch(builder: Any, where: Any) -> None:
     pointer = builder.inttoptr(where, BYTES)
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
 
@@ -241,7 +241,7 @@ def _stay_apart(builder: Any) -> None:
 stay_apart = operation(types.void, (), _stay_apart)
 """Have the function that calls this never made part of another one."""
 
-prefetch = operation(types.void, (address,), _prefetch)
+prefetch = operation(types.void, (address,), emit_prefetch)
 """Ask for the cache line of an address, to be read soon."""
 
 
