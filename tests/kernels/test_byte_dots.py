@@ -38,11 +38,11 @@ def run_of(kind):
 
     @numba.njit
     def run(weights, scales, group, activations, out):
-        dots = of_one(weights, scales, 0, activations, BLOCK_BYTES)
+        dots = of_one(weights, scales, 0, activations, (0, BLOCK_BYTES, 2 * BLOCK_BYTES))
         simd.store_i32x8(out, dots[0])
         simd.store_i32x8(out + 32, dots[1])
         simd.store_i32x8(out + 64, dots[2])
-        dots = of_two(weights, scales, group, activations, BLOCK_BYTES)
+        dots = of_two(weights, scales, group, activations, (0, BLOCK_BYTES, 2 * BLOCK_BYTES))
         simd.store_i32x16(out + 96, dots[0])
         simd.store_i32x16(out + 160, dots[1])
         simd.store_i32x16(out + 224, dots[2])

@@ -1,6 +1,9 @@
 """Paged attention against a softmax written out in float64, request by request."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -290,6 +293,32 @@ def test_a_token_is_the_same_bit_for_bit_in_every_batch(options, dtype):
     rows = torch.cat([torch.arange(end - count, end) for count, end in mixed])
     found = attend(query[rows], make_metadata(mixed, table.expand(4, -1), BLOCK))
     assert torch.equal(found, expected[rows])
+
+
+LOWERED = """
+import sys, torch
+from octavo_kernels import paged_attention
+from support.attention_batch import make_block_tables, make_metadata
+torch.manual_seed(0)
+lens = [(1, 70), (5, 5), (40, 150), (1, 300)]
+tables, num_blocks = make_block_tables([seq_len for _, seq_len in lens], 8)
+metadata = make_metadata(lens, tables, 8)
+for dim in (32, 72, 128):
+    caches = [torch.randn(num_blocks, 2, 8, dim).half() for _ in range(2)]
+    result = paged_attention(torch.randn(47, 8, dim), *caches, metadata, 0.3, soft_cap=3.0)
+    sys.stdout.buffer.write(result.numpy().tobytes())
+"""
+
+
+def test_a_cpu_with_narrow_registers_gets_the_same_bits():
+    outputs = []
+    for lowering in ("", "avx2"):
+        environment = {**os.environ, "OCTAVO_CPU_LOWERING": lowering}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        command = [sys.executable, "-c", LOWERED]
+        outputs.append(subprocess.run(command, env=environment, capture_output=True, check=True))
+    assert outputs[0].stdout == outputs[1].stdout
+    assert len(outputs[0].stdout) == 4 * 47 * 8 * (32 + 72 + 128)
 
 
 # Requests that begin with the same blocks.

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from octavo_core.config import resolve_config
-from support.asgi import call, guarded_app
+from octavo_core.config import EngineConfig, resolve_config
+from octavo_server.api.app import create_app
+from octavo_server.engine_handle import EngineState
+from support.asgi import call, guarded_app, loading_context
 from support.server import children_of, command_line, is_running
 
 SLOW = {"prompt": "slow" * 100, "max_tokens": 400}
@@ -159,6 +164,43 @@ def test_a_server_that_is_asleep_ends_when_it_is_told_to(start_front: Any) -> No
     assert post(front, "/sleep").json() == {"is_sleeping": True}
     assert front.stop() == 0
     assert "Traceback" not in front.stderr
+
+
+def test_a_sleep_waits_for_an_engine_that_is_just_being_replaced(operated: Any) -> None:
+    """It was told to free the memory, and a new engine would take it again."""
+    assert post(operated, "/sleep?level=0").json() == {"is_sleeping": True}
+    (engine,) = children_named(operated, "octavo: engine")
+    os.kill(engine, signal.SIGKILL)
+    while httpx.get(operated.url + "/health").json()["stage"] == "ready":
+        time.sleep(0.01)
+    assert post(operated, "/sleep?level=1").json() == {"is_sleeping": True}
+    assert children_named(operated, "octavo: engine") == []
+    assert post(operated, "/wake_up").json() == {"is_sleeping": False}
+    answer = operated.post("/v1/completions", {"prompt": "good morning"}).json()
+    assert answer["choices"][0]["text"] == "good morning"
+
+
+def test_a_server_that_wakes_up_does_not_wait_for_it_to_end(start_front: Any) -> None:
+    front = start_front("run_reluctant_engine", enable_operator_routes="true").wait_ready()
+    assert post(front, "/sleep").json() == {"is_sleeping": True}
+    with ThreadPoolExecutor(1) as pool:
+        waking = pool.submit(post, front, "/wake_up")
+        while httpx.get(front.url + "/health").json()["stage"] == "asleep":
+            time.sleep(0.01)
+        assert front.stop() == 0
+        answer = waking.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    assert "Traceback" not in front.stderr
+
+
+def test_an_engine_that_sleeps_is_not_taken_for_ready() -> None:
+    """However a call to wake up and one to sleep got in each other's way."""
+    context = loading_context(EngineConfig())
+    context.client.state = EngineState.ASLEEP
+    app = create_app(context)
+    assert call(app, "GET", "/ready").json()["status"] == "sleeping"
+    refused = call(app, "POST", "/v1/completions")
+    assert refused.json()["error"]["code"] == "sleeping"
 
 
 def test_sleep_can_wait_for_what_runs(operated: Any) -> None:

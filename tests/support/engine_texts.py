@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo_core.config import EngineConfig
 from octavo_core.engine_core import EngineCore
+from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_core.wire import EngineCoreRequest
@@ -27,12 +28,14 @@ def requests(max_tokens: int = 12) -> list[EngineCoreRequest]:
     ]
 
 
-def start_engine(config: EngineConfig) -> EngineCore:
+def start_engine(
+    config: EngineConfig, on_progress: ProgressCallback = lambda stage, progress: None
+) -> EngineCore:
     """Start an engine; the caller shuts it down."""
     spec = read_model_spec(config.model_path)
     engine = EngineCore(config, spec, create_executor(config, spec))
     try:
-        engine.start(lambda stage, progress: None)
+        engine.start(on_progress)
     except BaseException:
         engine.shutdown()
         raise

@@ -16,6 +16,8 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
+
 
 def exit_with_parent(folder: Path | None = None) -> None:
     """End this process at once when the process that spawned it is gone, however it died.
@@ -29,6 +31,7 @@ def exit_with_parent(folder: Path | None = None) -> None:
     parent = multiprocessing.parent_process()
     if parent is None:
         return
+    _go_on_without_parent()
 
     def watch() -> None:
         wait([parent.sentinel])
@@ -37,6 +40,13 @@ def exit_with_parent(folder: Path | None = None) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _go_on_without_parent() -> None:
+    """Have Linux continue this process when its parent ends, for a stopped one notices nothing."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def start_without_interrupts(process: BaseProcess) -> None:

@@ -160,11 +160,15 @@ class EngineGroup:
     async def call(self, method: str, *args: Any) -> Any:
         """Call an operator function of each engine; returns what the first one answers.
 
+        Those that have ended for good are left out, as long as others serve.
+
         Raises:
             EngineDeadError: One of the engines is not up.
             RequestFailedError: One refused, or did not answer in time.
         """
-        answers = await asyncio.gather(*(keeper.call(method, *args) for keeper in self.keepers))
+        alive = [keeper for keeper in self.keepers if keeper.state is not EngineState.DEAD]
+        calls = (keeper.call(method, *args) for keeper in alive or self.keepers)
+        answers = await asyncio.gather(*calls)
         return answers[0]
 
     async def close(self, grace: float = 3.0) -> None:

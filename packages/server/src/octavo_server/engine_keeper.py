@@ -209,6 +209,7 @@ class EngineKeeper:
     async def _sleep(self) -> None:
         """End the engine process; all memory that it has, on its device too, goes with it."""
         async with self._falling_asleep:
+            await self._end_of_restart()
             if self.state is EngineState.ASLEEP:
                 return
             if self.state is not EngineState.READY:
@@ -225,10 +226,13 @@ class EngineKeeper:
         async with self._falling_asleep:
             if self.state is EngineState.ASLEEP:
                 self._start_another()
-        while self.state is EngineState.RESTARTING:
-            await asyncio.sleep(_POLL_SECONDS)
+        await self._end_of_restart()
         if self.state is not EngineState.READY:
             raise self._why_not()
+
+    async def _end_of_restart(self) -> None:
+        while self.state is EngineState.RESTARTING:
+            await asyncio.sleep(_POLL_SECONDS)
 
     # A crash, and what follows
 

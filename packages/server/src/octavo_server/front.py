@@ -336,7 +336,13 @@ class Front:
         )
         length, policy = longest_model_len(spec, self._config), self._config.scheduler
         if pooler is None:
-            input_processor = InputProcessor(tokenizer, spec, length, policy.scheduling_policy)
+            input_processor = InputProcessor(
+                tokenizer,
+                spec,
+                length,
+                policy.scheduling_policy,
+                control_tokens_in_messages=self._config.server.control_tokens_in_messages,
+            )
         else:
             input_processor = PoolingInputProcessor(
                 tokenizer, spec, pooler, length, policy.scheduling_policy
@@ -501,12 +507,21 @@ def _make_server(
 ) -> uvicorn.Server:
     import uvicorn
 
-    from octavo_server.http_protocol import bounded_protocol, raise_file_limit
+    from octavo_server.http_protocol import (
+        bounded_protocol,
+        num_possible_connections,
+        raise_file_limit,
+    )
 
-    raise_file_limit()
+    max_connections = num_possible_connections(config.limits.max_connections, raise_file_limit())
 
     class Server(uvicorn.Server):
-        """A server that leaves the signals to us."""
+        """A server that leaves the signals to us, and accepts one connection at a time."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            for listener in sockets or ():
+                listener.listen(_BACKLOG)
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -515,11 +530,14 @@ def _make_server(
     logging.getLogger("uvicorn.error").addFilter(_is_no_mistake_of_clients)
     uvicorn_config = uvicorn.Config(
         app,
-        backlog=_BACKLOG,
+        # So many asyncio accepts before anything else has its turn, and where files run out it
+        # fails as often, with a line of the log each. So many may wait in the kernel, too, which
+        # `startup` mends.
+        backlog=1,
         log_config=None,
         access_log=False,
         lifespan="off",
-        http=bounded_protocol(config.limits, config.server.write_timeout),
+        http=bounded_protocol(config.limits, config.server.write_timeout, max_connections),
         ws="none",
         h11_max_incomplete_event_size=config.limits.max_request_header_size,
         server_header=False,

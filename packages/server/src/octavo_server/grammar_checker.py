@@ -97,7 +97,7 @@ class GrammarChecker:
 
     async def _try_out(self, params: StructuredOutputsParams) -> Verdict:
         process = self._process
-        if process is None:
+        if process is None or process.returncode is not None:
             process = await self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -106,15 +106,17 @@ class GrammarChecker:
             return await _read_verdict(process.stdout, process.pid)
         except _StarvedError:
             await self._end_process()
-            raise QueueFullError(
-                "the server has no time for constraints just now; try again later."
-            ) from None
+            raise _no_time() from None
         except TimeoutError:
             logger.warning("A constraint was given up after %g s", _MAX_SECONDS)
             await self._end_process()
             return Verdict(error=too_slow_today(), is_of_today=True)
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._end_process()
+            if code == -signal.SIGKILL:
+                # Its own limits end it otherwise: this says nothing of the constraint.
+                logger.warning("The process that tries out constraints was killed")
+                raise _no_time() from None
             logger.warning("A constraint has ended its process with exit code %s", code)
             if code == -signal.SIGXCPU:
                 return Verdict(error=too_slow())
@@ -128,17 +130,20 @@ class GrammarChecker:
     async def _start(self) -> asyncio.subprocess.Process:
         if self._closed:
             raise QueueFullError("the server is shutting down.")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "octavo_server.grammar_check_process"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # A Ctrl-C is the front's to handle.
-            start_new_session=True,
-        )
-        self._process = process
-        assert process.stdout is not None
         try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "octavo_server.grammar_check_process"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                # A Ctrl-C is the front's to handle.
+                start_new_session=True,
+            )
+            assert process.stdout is not None
             await asyncio.wait_for(_read_frame(process.stdout), _START_SECONDS)
+        except (asyncio.IncompleteReadError, OSError) as error:  # a TimeoutError is one, too
+            await self._end_process()
+            logger.warning("No process that tries out constraints could be started: %r", error)
+            raise _no_time() from None
         except BaseException:
             await self._end_process()
             raise
@@ -156,6 +161,10 @@ class GrammarChecker:
                 if process.returncode is None:
                     process.kill()
         return await process.wait()
+
+
+def _no_time() -> QueueFullError:
+    return QueueFullError("the server has no time for constraints just now; try again later.")
 
 
 class _StarvedError(Exception):

@@ -40,7 +40,7 @@ from octavo_kernels.cpu.simd import (
     operation,
     splat,
 )
-from octavo_kernels.cpu.tiles import IS_WIDE, addresses
+from octavo_kernels.cpu.tiles import IS_WIDE
 
 HAS_VNNI = LOWERING in ("avx512", "vnni")
 IN_ORDER = range(8)
@@ -223,7 +223,7 @@ def emit_dots(
             activation = broadcast_bytes(builder, at(builder, where, 4 * i), lanes)
             for unit, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
                 add_product(rows * unit + row, weight, size, activation, is_last)
-        if len(units) > 1 and done < len(chosen):
+        if not IS_WIDE and len(totals) > 1 and done < len(chosen):
             for sums in (pairs, totals):
                 sums[:] = [one if one is None else compute_now(builder, one) for one in sums]
     if len(units) == 1:
@@ -258,21 +258,21 @@ def emit_scaled_halves(
 
 
 def dots_of(kind: Bytes, rows: int, groups: int) -> Any:
-    """Make ``dots(weights, scales, group, activations, row)``.
+    """Make ``dots(weights, scales, group, activations, rows)``.
 
-    Its result is a tuple with a vector for each of `rows` rows of activations, `row` bytes
-    apart: of 8 lanes for one group, of 16 for two that lie `group` bytes apart. `scales` is the
-    address of int8 scales, where the kind has them.
+    Its result is a tuple with a vector for each of `rows` rows of activations: of 8 lanes for
+    one group, of 16 for two that lie `group` bytes apart. `scales` is the address of int8
+    scales, where the kind has them.
     """
 
-    def emit(builder: Any, weights: Any, scales: Any, group: Any, where: Any, row: Any) -> Any:
-        at_weights = addresses(builder, weights, group, groups)
-        activations = addresses(builder, where, row, rows)
+    def emit(builder: Any, weights: Any, scales: Any, group: Any, where: Any, rows: Any) -> Any:
+        at_weights = [weights, builder.add(weights, group)][:groups]
+        activations = [builder.add(where, row) for row in rows]
         if kind.has_scales:
-            at_scales = addresses(builder, scales, group, groups)
+            at_scales = [scales, builder.add(scales, group)][:groups]
             return emit_scaled_halves(builder, kind, at_weights, at_scales, activations)
         order = BY_BYTE if groups == 2 else IN_ORDER
         return emit_dots(builder, kind, at_weights, activations, order)
 
     result = types.UniTuple(i32x8 if groups == 1 else i32x16, rows)
-    return operation(result, (address, address, i64, address, i64), emit)
+    return operation(result, (address, address, i64, address, None), emit)

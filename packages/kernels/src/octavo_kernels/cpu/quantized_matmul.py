@@ -35,6 +35,7 @@ from octavo_kernels.cpu.simd import (
     shr_i32,
     splat_f32,
     splat_i32,
+    stay_apart,
     store_f32x16,
     store_first,
     to_f32,
@@ -42,7 +43,14 @@ from octavo_kernels.cpu.simd import (
     zero_f32x8,
 )
 from octavo_kernels.cpu.team import next_chunk, num_threads
-from octavo_kernels.cpu.tiles import MOST_ROWS, add_dots, add_products, join_of, zeros_of
+from octavo_kernels.cpu.tiles import (
+    add_dots,
+    add_products,
+    cover_with,
+    distances_to,
+    join_of,
+    zeros_of,
+)
 
 ROWS_OF_CHUNK = 32  # rows of x that pass over a group of weights: 23 KB at 576 inputs, in the L1
 CHUNK_BYTES = 1 << 16  # weights of a chunk: about 3 us at 20 GB/s
@@ -220,7 +228,7 @@ def make_tile(
     has_offset = offset is not no_offset
     zeros_of_one, zeros_of_two = zeros_of(rows, f32x8), zeros_of(rows, f32x16)
     dots_of_one, dots_of_two = dots_of(kind, rows, 1), dots_of(kind, rows, 2)
-    join_sums = join_of(rows)
+    join_sums, distances = join_of(rows), distances_to(rows)
 
     @inline
     def fetch_ahead(where: int) -> None:
@@ -230,29 +238,31 @@ def make_tile(
 
     @jit
     def joint_tile(w: int, group: int, blocks: int, a: int, row: int) -> Any:
-        c = zeros_of_two()
+        stay_apart()
+        c, x_rows = zeros_of_two(), distances(row)
         for b in range(blocks):
             # Two streams, which lie one behind the other: as much as is read is asked for.
             fetch_ahead(w + 2 * b * block_bytes)
             fetch_ahead(w + (2 * b + 1) * block_bytes)
-            products = dots_of_two(where(w, b), scales(w, b), group, a, row)
+            products = dots_of_two(where(w, b), scales(w, b), group, a, x_rows)
             d = join_f32(factor(w, b), factor(w + group, b))
-            c = add_dots(c, products, d, a + SCALE, row)
+            c = add_dots(c, products, d, a + SCALE, x_rows)
             if has_offset:
                 o = join_f32(offset(w, b), offset(w + group, b))
-                c = add_products(c, o, a + TOTAL, row)
+                c = add_products(c, o, a + TOTAL, x_rows)
             a += BLOCK_BYTES
         return c
 
     @jit
     def half_tile(w: int, blocks: int, a: int, row: int) -> Any:
-        c = zeros_of_one()
+        stay_apart()
+        c, x_rows = zeros_of_one(), distances(row)
         for b in range(blocks):
             fetch_ahead(w + b * block_bytes)
-            products = dots_of_one(where(w, b), scales(w, b), 0, a, row)
-            c = add_dots(c, products, factor(w, b), a + SCALE, row)
+            products = dots_of_one(where(w, b), scales(w, b), 0, a, x_rows)
+            c = add_dots(c, products, factor(w, b), a + SCALE, x_rows)
             if has_offset:
-                c = add_products(c, offset(w, b), a + TOTAL, row)
+                c = add_products(c, offset(w, b), a + TOTAL, x_rows)
             a += BLOCK_BYTES
         return c
 
@@ -261,9 +271,9 @@ def make_tile(
         low, high = half_tile(w, blocks, a, row), half_tile(w + group, blocks, a, row)
         return join_sums(low, high)
 
-    # One row of x waits for memory, which is fastest with one stream. The other function is
+    # Few rows of x wait for memory, which is fastest with one stream. The other function is
     # never called, and so never compiled.
-    return joint_tile if rows > 1 and kind.is_joint else separate_tiles
+    return joint_tile if rows > 2 and kind.is_joint else separate_tiles
 
 
 def make_multiply(
@@ -278,28 +288,15 @@ def make_multiply(
         tile = make_tile(kind, where, scales, factor, offset, block_bytes, rows)
 
         @inline
-        def step(
-            w: int,
-            group: int,
-            blocks: int,
-            a: int,
-            row: int,
-            n: int,
-            bias: int,
-            scales: int,
-            out: int,
-            out_row: int,
-            accumulate: int,
-            count: int,
-        ) -> None:
+        def step(a: int, row: int, out: int, out_row: int, others: Any) -> None:
+            w, group, blocks, n, bias, scales, accumulate, count = others
             c = tile(w, group, blocks, a, row)
             for i in range(rows):
                 finish(out + i * out_row, c[i], n, bias, scales, accumulate, count)
 
         return step
 
-    has_8 = MOST_ROWS == 8
-    step_8, step_4, step_1 = make_step(8), make_step(4), make_step(1)
+    cover = cover_with(make_step)
 
     @jit
     def multiply(
@@ -344,57 +341,8 @@ def make_multiply(
                 # The last group may have no second one: then it is taken twice.
                 to_next = group_bytes if group + 1 < last else 0
                 count = min(16 if to_next else 8, n - at)
-                i = start
-                while i < end:
-                    x, o = a + i * row, out + i * out_row + 4 * at
-                    if has_8 and i + 8 <= end:
-                        step_8(
-                            w,
-                            to_next,
-                            blocks,
-                            x,
-                            row,
-                            at,
-                            bias,
-                            scales,
-                            o,
-                            out_row,
-                            accumulate,
-                            count,
-                        )
-                        i += 8
-                    elif i + 4 <= end:
-                        step_4(
-                            w,
-                            to_next,
-                            blocks,
-                            x,
-                            row,
-                            at,
-                            bias,
-                            scales,
-                            o,
-                            out_row,
-                            accumulate,
-                            count,
-                        )
-                        i += 4
-                    else:
-                        step_1(
-                            w,
-                            to_next,
-                            blocks,
-                            x,
-                            row,
-                            at,
-                            bias,
-                            scales,
-                            o,
-                            out_row,
-                            accumulate,
-                            count,
-                        )
-                        i += 1
+                others = (w, to_next, blocks, at, bias, scales, accumulate, count)
+                cover(start, end, a, row, out + 4 * at, out_row, others)
             chunk = next_chunk(thread)
 
     return multiply

@@ -81,6 +81,11 @@ LOWERING = _lowering()
 """``avx512``, ``vnni``, ``avx2`` or ``generic``; ``OCTAVO_CPU_LOWERING`` forces one (for tests)."""
 
 
+MOST_LANES = 16 if LOWERING == "avx512" else 8
+"""Lanes of a register: 8, or 16 where there are 32 registers of 512 bits. Vectors of 16 lanes work
+everywhere; this says how many of them a kernel can hold."""
+
+
 # ---- building blocks of the operations ----------------------------------------------------
 
 
@@ -221,12 +226,22 @@ store_i16 = operation(types.void, (address, i32), lambda b, p, x: store(b, p, b.
 store_f16 = operation(types.void, (address, f32), lambda b, p, x: store(b, p, b.fptrunc(x, F16)))
 
 
-def _prefetch(builder: Any, where: Any) -> None:
+def emit_prefetch(builder: Any, where: Any) -> None:
     pointer = builder.inttoptr(where, BYTES)
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
 
 
-prefetch = operation(types.void, (address,), _prefetch)
+def _stay_apart(builder: Any) -> None:
+    builder.function.attributes.add("noinline")
+    # Vectors that don't fit the registers lie in whole cache lines: LLVM leaves the stack as it
+    # is, and a product over Q5_K took half as long again where they didn't.
+    builder.function.attributes.alignstack = 64
+
+
+stay_apart = operation(types.void, (), _stay_apart)
+"""Have the function that calls this never made part of another one."""
+
+prefetch = operation(types.void, (address,), emit_prefetch)
 """Ask for the cache line of an address, to be read soon."""
 
 
@@ -272,8 +287,10 @@ def e4m3_to_f32(builder: Any, bits: Any) -> Any:
 
 def e5m2_to_f32(builder: Any, bits: Any) -> Any:
     """The upper byte of a half."""
-    wide = builder.shl(builder.zext(bits, ir.VectorType(I16, 8)), constant(I16, 8, 8))
-    return builder.fpext(builder.bitcast(wide, ir.VectorType(F16, 8)), f32x8.ir)
+    lanes = bits.type.count
+    wide = builder.zext(bits, ir.VectorType(I16, lanes))
+    half = builder.bitcast(builder.shl(wide, constant(I16, lanes, 8)), ir.VectorType(F16, lanes))
+    return builder.fpext(half, ir.VectorType(F32, lanes))
 
 
 def _convert(element: ir.Type, to_f32: Callable[[Any, Any], Any], result: Vector = f32x8) -> Any:
@@ -307,15 +324,15 @@ store_bf16x8 = operation(
 bits_of_f32 = operation(i32, (f32,), lambda b, x: b.bitcast(x, I32))
 splat_f32 = operation(f32x8, (f32,), lambda b, x: splat(b, x, 8))
 zero_f32x8 = operation(f32x8, (), lambda b: constant(F32, 8, 0.0))
+# Of vectors with 8 lanes or 16:
 add = operation(None, (None, None), lambda b, x, y: b.fadd(x, y))
-"""Like `mul`, of vectors with 8 lanes or 16."""
-
-sub = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fsub(x, y))
+sub = operation(None, (None, None), lambda b, x, y: b.fsub(x, y))
 mul = operation(None, (None, None), lambda b, x, y: b.fmul(x, y))
-div = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fdiv(x, y))
+div = operation(None, (None, None), lambda b, x, y: b.fdiv(x, y))
+maximum = operation(None, (None, None), _larger)
+minimum = operation(None, (None, None), _smaller)
+
 negative = operation(f32x8, (f32x8,), lambda b, x: b.fneg(x))
-maximum = operation(f32x8, (f32x8, f32x8), _larger)
-minimum = operation(f32x8, (f32x8, f32x8), _smaller)
 fma = operation(f32x8, (f32x8, f32x8, f32x8), emit_fma)
 """``x * y + z``, rounded once."""
 
@@ -334,6 +351,15 @@ hsum = operation(f32, (f32x8,), lambda b, x: reduce(b, x, b.fadd))
 
 hmax = operation(f32, (f32x8,), lambda b, x: reduce(b, x, lambda y, z: _larger(b, y, z)))
 first_lane = operation(f32, (f32x8,), lambda b, x: b.extract_element(x, I32(0)))
+
+splat_f32x16 = operation(f32x16, (f32,), lambda b, x: splat(b, x, 16))
+hmax_f32x16 = operation(f32, (f32x16,), lambda b, x: reduce(b, x, lambda y, z: _larger(b, y, z)))
+low_half = operation(
+    f32x8, (f32x16,), lambda b, x: b.shuffle_vector(x, x, constant(I32, 8, range(8)))
+)
+high_half = operation(
+    f32x8, (f32x16,), lambda b, x: b.shuffle_vector(x, x, constant(I32, 8, range(8, 16)))
+)
 
 
 to_scalar_f32 = operation(f32, (i64,), lambda b, x: b.sitofp(x, F32))
@@ -389,12 +415,12 @@ EXP_LARGEST, EXP_SMALLEST = 88.3762626647949, -87.3365447504
 def emit_exp(b: Any, x: Any) -> Any:
     """``exp`` to 2 units in the last place; 0 below -87.3, 2.4e38 above 88.4, NaN of NaN."""
 
+    lanes = x.type.count
+
     def f(value: float) -> Any:
-        return constant(F32, 8, value)
+        return constant(F32, lanes, value)
 
-    def madd(p: Any, q: Any, r: Any) -> Any:
-        return call(b, "llvm.fma.v8f32", f32x8.ir, p, q, r)
-
+    madd = partial(emit_fma, b)
     clamped = _smaller(b, _larger(b, x, f(EXP_SMALLEST)), f(EXP_LARGEST))
     # Near 1.5 * 2**23 the floats are the whole numbers, so the sum rounds, and the last bits
     # of its pattern are the integer: AVX2 has no conversion that takes a NaN, and LLVM's own
@@ -407,13 +433,15 @@ def emit_exp(b: Any, x: Any) -> Any:
         p = madd(p, r, f(coefficient))
     p = b.fadd(madd(b.fmul(r, r), p, r), f(1.0))
     # Whatever the bits of a NaN give here, the product is NaN.
-    bits = b.sub(b.bitcast(shifted, i32x8.ir), b.bitcast(f(ROUNDING_SHIFT), i32x8.ir))
-    power = b.shl(b.add(bits, constant(I32, 8, 127)), constant(I32, 8, 23))
-    result = b.fmul(p, b.bitcast(power, f32x8.ir))
+    whole = ir.VectorType(I32, lanes)
+    bits = b.sub(b.bitcast(shifted, whole), b.bitcast(f(ROUNDING_SHIFT), whole))
+    power = b.shl(b.add(bits, constant(I32, lanes, 127)), constant(I32, lanes, 23))
+    result = b.fmul(p, b.bitcast(power, x.type))
     return b.select(b.fcmp_ordered("<", x, f(EXP_SMALLEST)), f(0.0), result)
 
 
-exp = operation(f32x8, (f32x8,), emit_exp)
+exp = operation(None, (None,), emit_exp)
+"""Of vectors with 8 lanes or 16."""
 
 # ---- integers -----------------------------------------------------------------------------
 

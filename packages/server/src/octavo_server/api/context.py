@@ -19,6 +19,7 @@ from octavo_server.api.fronts import Fronts, OneFront
 from octavo_server.api.model_kind import refused_apis
 from octavo_server.api.responses_store import ResponseStore
 from octavo_server.engine_client import EngineClient
+from octavo_server.engine_handle import EngineState
 from octavo_server.grammar_checker import GrammarChecker
 from octavo_server.http_counts import HTTPCounts
 from octavo_server.input_processor import InputProcessor
@@ -118,7 +119,7 @@ class ServerContext:
     @property
     def sleeping(self) -> bool:
         """True while the operator has the server take no new requests."""
-        return self.sleep_level is not None
+        return self.sleep_level is not None or self.client.state is EngineState.ASLEEP
 
     @property
     def draining(self) -> bool:

@@ -15,6 +15,7 @@ from octavo_core.errors import InvalidRequestError
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import ServerContext, context_of
 from octavo_server.api.errors import SERVER_ERROR, ApiError, json_response
+from octavo_server.api.gate import unless_draining
 from octavo_server.api.openapi import documented, query_parameter
 from octavo_server.api.protocol import (
     Name,
@@ -103,7 +104,8 @@ async def wake_up(request: Request) -> Response:
     """Load what a sleep has freed, and take requests again."""
     context = _operated(request)
     _check_tags(request)
-    await context.client.call("wake_up")
+    # A model may take minutes to load.
+    await unless_draining(context, context.client.call("wake_up"))
     await context.fronts.call("set_sleep_level", None)
     return json_response({"is_sleeping": False})
 

@@ -14,6 +14,7 @@ from octavo_server.api.protocol import (
     Body,
     InvalidField,
     Name,
+    RequestId,
     StrictModel,
     Text,
     TokenIds,
@@ -65,6 +66,7 @@ class PoolingBody(Body):
     user: Name | None = None
     safety_identifier: Name | None = None
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
+    request_id: RequestId | None = None
 
     def options(self) -> PoolingOptions:
         """Return what the body says about its texts."""

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 PLACEMENT_TIMEOUT = 60.0
 """Seconds that the cluster gets to find room; one that grows by itself needs some."""
 
+PROGRESS_INTERVAL = 0.2
+"""Seconds between two looks at how far a worker's start is."""
+
 
 class RayExecutor(WorkersExecutor):
     """Places the workers in a Ray cluster: the one that there is, or a local one of our own.
@@ -103,8 +106,9 @@ class RayWorkerHandle:
         self._lock = threading.Lock()
         self._death: str | None = None
         self._is_stopping = False
-        self._calls: SimpleQueue[tuple[Call | None, Any]] = SimpleQueue()
-        self._calls.put((None, started))
+        # A call, what its reply is known by, and whether it tells how far it is.
+        self._calls: SimpleQueue[tuple[Call | None, Any, bool]] = SimpleQueue()
+        self._calls.put((None, started, False))
         self._reader = threading.Thread(
             target=self._read_replies, name=f"octavo-ray-replies-{rank}", daemon=True
         )
@@ -130,7 +134,9 @@ class RayWorkerHandle:
         if death is not None:
             call.fail(EngineDeadError(death))
         else:
-            self._calls.put((call, self._actor.handle.remote(messages.encode(command))))
+            reference = self._actor.handle.remote(messages.encode(command))
+            takes_long = isinstance(command, messages.LoadModel | messages.WarmUp)
+            self._calls.put((call, reference, takes_long))
 
     def send(self, command: bytes) -> None:
         """Send an encoded command that is not answered."""
@@ -151,17 +157,19 @@ class RayWorkerHandle:
 
     def end(self) -> None:
         """Wait until the worker is gone. Safe to call twice."""
-        self._calls.put((None, None))
+        self._calls.put((None, None, False))
         self._reader.join()
         self._lifetime.join()
 
     def _read_replies(self) -> None:
         """Hand replies to the calls they answer, in order, until told to end."""
         while True:
-            call, reference = self._calls.get()
+            call, reference, takes_long = self._calls.get()
             if reference is None:
                 return
             try:
+                if call is not None and takes_long:
+                    self._pass_on_progress(call, reference)
                 data = ray.get(reference)
                 if call is not None:
                     call.finish(messages.decode_reply(data))
@@ -169,6 +177,18 @@ class RayWorkerHandle:
                 self._declare_dead(f"worker {self._rank} has ended: {_first_line(error)}")
                 if call is not None:
                     call.fail(EngineDeadError(self.death or ""))
+
+    def _pass_on_progress(self, call: Call, reference: Any) -> None:
+        """Ask how far a call is until its reply is there."""
+        is_ready = False
+        while not is_ready:
+            ready, _ = ray.wait([reference], timeout=PROGRESS_INTERVAL)
+            is_ready = bool(ready)
+            data = ray.get(self._actor.take_progress.remote())
+            if data is not None:
+                progress = messages.decode_reply(data)
+                assert isinstance(progress, messages.Progress)
+                call.report(progress)
 
     def _await_end(self, reference: Any) -> None:
         try:
@@ -184,6 +204,9 @@ class RayWorkerHandle:
 
 class RayWorker:
     """The actor: carries out commands, one after the other."""
+
+    def __init__(self) -> None:
+        self._progress: bytes | None = None
 
     def host(self) -> str:
         """Return the address of the machine within the cluster."""
@@ -211,15 +234,22 @@ class RayWorker:
         from octavo_worker.executors.command_handler import CommandHandler
 
         decoded = msgspec.msgpack.decode(config, type=EngineConfig)
-        # Nobody waits for a stage of the start-up: replies are all that comes back.
         self._handler = CommandHandler(
-            rank, decoded, spec, rendezvous, lambda progress: None, workers_here
+            rank, decoded, spec, rendezvous, self._keep_progress, workers_here
         )
 
     def handle(self, command: bytes) -> bytes | None:
         """Carry out one encoded command, and encode its reply."""
         reply = self._handler.handle(messages.decode_command(command))
         return None if reply is None else messages.encode(reply)
+
+    def take_progress(self) -> bytes | None:
+        """Return how far a command is, encoded, unless that was returned already."""
+        progress, self._progress = self._progress, None
+        return progress
+
+    def _keep_progress(self, progress: messages.Progress) -> None:
+        self._progress = messages.encode(progress)
 
     def outlive(self) -> None:
         """Last as long as the actor."""
@@ -261,7 +291,7 @@ def _place(config: EngineConfig) -> PlacementGroup:
     free = {name: ray.available_resources().get(name, 0) for name in bundle}
     raise ConfigError(
         f"tensor_parallel_size times pipeline_parallel_size is {size}, for which the Ray cluster "
-        f"would have to have {wanted} free; it has "
+        f"would have to have {wanted} free, each on one machine; it has "
         f"{', '.join(f'{free[name]:g} of {there[name]:g} {name}' for name in bundle)}.",
         field="tensor_parallel_size",
     )
@@ -270,10 +300,13 @@ def _place(config: EngineConfig) -> PlacementGroup:
 def _start_actor(group: PlacementGroup, rank: int, config: EngineConfig) -> Any:
     bundle = _bundle(config)
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-    # Commands are carried out one by one; `outlive` has a thread of its own.
-    methods = {"outlive": ray.method(concurrency_group="life")(RayWorker.outlive)}
+    # Commands are carried out one by one; what goes on beside them has threads of its own.
+    methods = {
+        "outlive": ray.method(concurrency_group="life")(RayWorker.outlive),
+        "take_progress": ray.method(concurrency_group="progress")(RayWorker.take_progress),
+    }
     actor_class = type("RayWorker", (RayWorker,), methods)
-    remote = ray.remote(concurrency_groups={"life": 1})(actor_class)
+    remote = ray.remote(concurrency_groups={"life": 1, "progress": 1})(actor_class)
     return remote.options(
         num_cpus=bundle["CPU"],
         num_gpus=bundle.get("GPU", 0),

@@ -110,6 +110,7 @@ def load_layout(
         check_room(layout, checkpoint, form, device, on_host)
         total = sum(math.prod(part.read_shape) for entry in layout for part in entry.parts)
         done = 0
+        on_progress(STAGE, 0.0)
         stacks = Stacks(layout)
         weights: dict[str, Weight] = {}
         memory = HugePageMemory()
