@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -31,9 +32,34 @@ def exit_with_parent(folder: Path | None = None) -> None:
         wait([parent.sentinel])
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+        for act in _last_acts:
+            act()
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+_last_acts: list[Callable[[], None]] = []
+
+
+def before_orphan_ends(act: Callable[[], None]) -> None:
+    """Have `act` called when this process ends because its parent is gone; it must not fail."""
+    _last_acts.append(act)
+
+
+def kill_descendants() -> None:
+    """Kill all processes below this one, however deep. Does nothing where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [os.getpid()]
+    for pid in found:
+        found += children.get(pid, [])
+    for pid in found[1:]:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def start_without_interrupts(process: BaseProcess) -> None:

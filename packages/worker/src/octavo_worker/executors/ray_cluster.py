@@ -26,6 +26,7 @@ import ray
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError, EngineDeadError
 from octavo_core.model_spec import ModelSpec
+from octavo_core.process import before_orphan_ends, kill_descendants
 from octavo_worker.executors import messages
 from octavo_worker.executors.call import Call
 from octavo_worker.executors.workers import WorkersExecutor
@@ -233,6 +234,8 @@ def _connect() -> None:
     except ConnectionError:
         logger.info("There is no Ray cluster; starting one on this machine")
         ray.init(address="local", include_dashboard=False, log_to_driver=True)
+        # Its agents would take a minute to notice that we are gone.
+        before_orphan_ends(kill_descendants)
 
 
 def _bundle(config: EngineConfig) -> dict[str, float]:
