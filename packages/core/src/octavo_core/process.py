@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import multiprocessing
@@ -17,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_last_acts: list[Callable[[], None]] = []
 
 
 def exit_with_parent(folder: Path | None = None) -> None:
@@ -37,6 +39,8 @@ def exit_with_parent(folder: Path | None = None) -> None:
         wait([parent.sentinel])
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+        for act in _last_acts:
+            act()
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
@@ -47,6 +51,11 @@ def _go_on_without_parent() -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def before_orphan_ends(act: Callable[[], None]) -> None:
+    """Have `act` called when this process ends because its parent is gone; it must not fail."""
+    _last_acts.append(act)
 
 
 def start_without_interrupts(process: BaseProcess) -> None:
