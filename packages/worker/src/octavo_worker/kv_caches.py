@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -56,6 +57,12 @@ def allocate_kv_caches(
                     field="layer_types",
                 )
     return caches
+
+
+def total_bytes(kv_caches: Sequence[KVCache]) -> int:
+    """Return the bytes of a model's caches; what several layers share counts once."""
+    tensors = {tensor.data_ptr(): tensor for cache in kv_caches for tensor in cache}
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _shape(layer: LayerSpec) -> tuple[int, int, int]:
