@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -122,6 +123,12 @@ def allocate_kv_caches(
                     field="layer_types",
                 )
     return caches
+
+
+def total_bytes(kv_caches: Sequence[KVCache]) -> int:
+    """Return the bytes of a model's caches; what several layers share counts once."""
+    storages = [tensor.untyped_storage() for cache in kv_caches for tensor in cache]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _shape(layer: LayerSpec) -> tuple[int, int, int]:
