@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import msgspec
-import psutil
+import psutil  # type: ignore[import-untyped]
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
