@@ -106,3 +106,14 @@ def test_flipped_bytes_never_crash(good: Path, tmp_path: Path, with_vocabulary: 
         for tensor in header.tensors.values():
             assert tensor.offset + tensor.num_bytes <= len(content)
     assert num_refused > 100
+
+
+@pytest.mark.parametrize("num_bytes", [20, 80], ids=["overlap", "gap"])
+def test_tensors_lie_one_after_the_other(good: Path, num_bytes: int) -> None:
+    """Where they don't a type or shape is wrong, and numbers would be read that are none."""
+    tensors = {
+        "first": ((12,), F32, bytes(num_bytes)),  # 48 bytes, for which there are 64
+        "second": ((2, 64), Q4_1, bytes(80)),
+    }
+    with pytest.raises(ModelError, match=r"'second': its offset is (32|96), but .* ends at 64"):
+        read_gguf_header(write_gguf(good, llama_metadata(), tensors))

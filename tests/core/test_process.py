@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
 import platform
+import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -22,6 +26,47 @@ from octavo_core.process import (
     start_heartbeat,
     without_collections,
 )
+from support.server import is_running
+
+# A parent whose child is orphaned, and has a child and a grandchild of its own.
+_ORPHAN = """
+import multiprocessing, os, signal, subprocess, time
+from octavo_core.process import before_orphan_ends, exit_with_parent
+
+def orphan():
+    exit_with_parent()
+    before_orphan_ends(lambda: os.killpg(shell.pid, signal.SIGKILL))
+    shell = subprocess.Popen(["sh", "-c", "sleep 60 & echo $$ $!; wait"], start_new_session=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=orphan)
+    process.start()
+    print(process.pid, flush=True)
+    process.join()
+"""
+
+
+def test_what_an_orphan_does_before_it_ends(tmp_path: os.PathLike[str]) -> None:
+    script = os.path.join(tmp_path, "parent.py")
+    with open(script, "w") as file:
+        file.write(_ORPHAN)
+    parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for _ in range(2) for pid in parent.stdout.readline().split()]
+    try:
+        assert len(pids) == 3
+        assert all(map(is_running, pids))
+        parent.kill()
+        deadline = time.monotonic() + 20
+        while any(map(is_running, pids)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        for pid in filter(is_running, [*pids, parent.pid]):
+            os.kill(pid, signal.SIGKILL)
+        parent.wait()
+        parent.stdout.close()
 
 
 def test_a_silent_process_is_dead_after_the_timeout() -> None:

@@ -8,7 +8,8 @@ same model on the CPU, and graphs against single launches; and times decode step
 has the shape of Llama 3 8B and random weights, as a share of the memory bandwidth of a large copy.
 It needs torch 2.11, triton 3.6.0, numpy, msgspec, psutil and safetensors, on Python 3.12, and no
 network. Without a GPU it says so and ends with status 0; with ``--dry-run`` it does what it can
-on a CPU, with graphs that only call again. It ends with status 1 if anything differs.
+on a CPU, with graphs that only call again. It ends with status 1 if anything differs, or if
+there was no time for something.
 """
 
 from __future__ import annotations
@@ -97,11 +98,13 @@ class Checks:
     Args:
         device: Where.
         is_dry: Whether it is a CPU, for the logic alone.
+        deadline: Of `time.monotonic`, after which nothing is begun any more.
     """
 
-    def __init__(self, device: torch.device, is_dry: bool) -> None:
+    def __init__(self, device: torch.device, is_dry: bool, deadline: float) -> None:
         self.device = device
         self.is_dry = is_dry
+        self.deadline = deadline
         self.num_bad = 0
         self.figures: dict[str, float] = {}
 
@@ -109,6 +112,8 @@ class Checks:
         """Run one; an exception is a failure, and the others go on."""
         begun = time.monotonic()
         try:
+            if begun > self.deadline:
+                raise TimeoutError("there was no time left for it")
             word, text = "ok ", check()
         except Exception as error:
             word, text = "BAD", f"{type(error).__name__}: {error}"[:500]
@@ -128,7 +133,7 @@ class Checks:
 
             if self.is_dry:
                 return f"left out: {sum(1 for _ in check_kernels.checks())} checks need a GPU"
-            if check_kernels.main():
+            if check_kernels.main(self.deadline):
                 raise AssertionError("a kernel differs, see above")
         finally:
             del os.environ["OCTAVO_KERNELS"]
@@ -316,6 +321,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="the logic alone, on a CPU")
     parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument(
+        "--minutes", type=float, default=7.5, help="after which nothing is begun (default: 7.5)"
+    )
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
         print(f"skipped: torch {torch.__version__} finds no CUDA or ROCm device here")
@@ -329,12 +337,12 @@ def main() -> int:
         "a dry run" if options.dry_run else torch.cuda.get_device_name(),
         flush=True,
     )
-    checks = Checks(device, options.dry_run)
+    begun = time.monotonic()
+    checks = Checks(device, options.dry_run, begun + 60 * options.minutes)
     if options.dry_run:
         worker_module.captures_graphs = lambda config, *_: not config.model.enforce_eager
         worker_module.CudaGraphMaker = CallAgain
         torch.set_num_threads(1)
-    begun = time.monotonic()
     checks.run("small model", partial(checks.small_model, SMALL))
     checks.run("small mixture", partial(checks.small_model, SMALL_MIXTURE))
     checks.run("decode", checks.decode)

@@ -31,3 +31,10 @@ def test_its_logic_runs_on_a_cpu(tmp_path):
     for model in ("small model", "small mixture"):
         assert f"ok  {model}: 60 tokens equal on CPU, GPU and in graphs" in done.stdout
     assert "3 rows of 64 tokens, graph, share" in (tmp_path / "figures.json").read_text()
+
+
+def test_what_there_is_no_time_for_is_said():
+    done = _run("--dry-run", "--minutes", "0")
+    assert done.returncode == 1
+    for name in ("small model", "small mixture", "decode", "kernels"):
+        assert f"BAD {name}: TimeoutError: there was no time left for it" in done.stdout

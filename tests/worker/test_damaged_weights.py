@@ -1,4 +1,4 @@
-"""Two hundred damaged files, each refused by name (cases C07 and C11)."""
+"""Two hundred damaged files of each format, each refused by name (cases C07 and C11)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo_worker.loading import WeightForm, load_weights
 from support.gguf_writer import llama_metadata, write_gguf
 
 CPU = torch.device("cpu")
-NUM_MUTANTS = 100  # of each format
+NUM_MUTANTS = 200  # of each format
 
 
 def _load(path, spec):

@@ -14,6 +14,7 @@ from octavo_core.errors import ConfigError, EngineDeadError, EngineError, ModelE
 from octavo_core.model_spec import read_model_spec
 from octavo_core.sampling_params import SamplingParams
 from octavo_worker.executors import create_executor, messages
+from octavo_worker.executors.command_handler import CommandHandler
 from octavo_worker.executors.multiproc import (
     STOP_TIMEOUT,
     TERMINATE_TIMEOUT,
@@ -241,6 +242,28 @@ def test_a_gpu_that_is_not_there(make_config, tiny_folder):
     )
     with pytest.raises(ConfigError, match=r"device is cuda \(from flag --device\).*--device cpu"):
         executor.load_model(lambda stage, progress: None)
+
+
+def test_a_host_tier_for_which_there_is_no_memory(make_config, tiny_folder, monkeypatch):
+    monkeypatch.setattr("octavo_worker.worker.available_cpu_memory", lambda: 1 << 30)
+    config = make_config(tiny_folder, swap_space=1 << 40)
+    executor = create_executor(config, read_model_spec(tiny_folder))
+    executor.load_model(lambda stage, progress: None)
+    executor.initialize_kv_cache(20, 1000)
+    message = r"swap_space is 1024\.00 GiB \(from .* only 0\.50 GiB .* beside 0\.50 GiB of KV cache"
+    with pytest.raises(ConfigError, match=message):
+        executor.initialize_kv_cache(1 << 17, 1 << 20)  # blocks of 16 tokens of 256 bytes
+
+
+@pytest.mark.parametrize("user_error", [True, False])
+def test_a_users_mistake_comes_without_a_traceback(make_config, tiny_folder, caplog, user_error):
+    error = ConfigError("no", field="x") if user_error else RuntimeError("no")
+    spec = msgspec.msgpack.encode(read_model_spec(tiny_folder))
+    handler = CommandHandler(0, make_config(tiny_folder), spec, "", lambda progress: None)
+    handler._worker.initialize_kv_cache = lambda *_: (_ for _ in ()).throw(error)
+    reply = handler.handle(messages.InitializeKVCache(1))
+    assert isinstance(messages.error_of(reply), ConfigError if user_error else EngineError)
+    assert bool(caplog.records) is not user_error
 
 
 def test_messages_are_plain_data():

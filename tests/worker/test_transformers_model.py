@@ -82,6 +82,13 @@ def test_a_weight_that_is_not_a_number_is_named(tmp_path):
         _load(tmp_path)
 
 
+def test_weights_that_do_not_fit_are_refused_with_the_numbers(tmp_path, monkeypatch):
+    save_family("olmo2", tmp_path)
+    monkeypatch.setattr("octavo_worker.loading.room.free_memory", lambda device: 1 << 10)
+    with pytest.raises(ConfigError, match=r"take 0\.00 GiB, but only 0\.00 GiB of cpu .*--dtype"):
+        _load(tmp_path)
+
+
 def test_models_without_positions_are_refused(tmp_path):
     config = transformers.BartConfig(vocab_size=64, d_model=32, decoder_layers=1)
     transformers.BartForCausalLM(config).save_pretrained(tmp_path)

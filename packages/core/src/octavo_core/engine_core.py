@@ -111,11 +111,11 @@ class EngineCore:
         if plan.num_blocks:  # an encoder has none
             num_host_blocks = self.config.cache.swap_space // host_block_bytes
         self._executor.initialize_kv_cache(plan.num_blocks, num_host_blocks)
+        planned = time.perf_counter()
+        logger.info("Planning and allocating the KV cache took %.2f seconds", planned - loaded)
         on_progress("warming up", None)
         self._executor.warm_up(on_progress)
-        logger.info(
-            "Planning, KV cache and warm-up took %.2f seconds", time.perf_counter() - loaded
-        )
+        logger.info("Warming up took %.2f seconds", time.perf_counter() - planned)
         blocks = BlockManager(
             plan.num_blocks,
             plan.block_size,

@@ -179,7 +179,8 @@ class _Reader:
             shape = tuple(self._scalar("Q") for _ in range(num_dimensions))[::-1]
             type_id, offset = self._scalar("I"), self._scalar("Q")
             entries.append((name, shape, type_id, offset))
-        start = -(-self._position // alignment) * alignment
+        start = _align(self._position, alignment)
+        end = 0  # of the tensors so far; they lie one after the other, as llama.cpp asks for too
         tensors: dict[str, TensorInfo] = {}
         for name, shape, type_id, offset in entries:
             self._place = f"tensor {name!r}"
@@ -188,6 +189,12 @@ class _Reader:
             if offset % alignment:
                 raise self._error(f"its offset {offset} is not a multiple of {alignment}")
             tensors[name] = self._tensor(name, shape, type_id, start + offset)
+            if offset != end:
+                raise self._error(
+                    f"its offset is {offset}, but what is before it ends at {end}: the type, shape "
+                    f"or offset of one of them is wrong"
+                )
+            end = _align(offset + tensors[name].num_bytes, alignment)
         return tensors
 
     def _tensor(self, name: str, shape: tuple[int, ...], type_id: int, offset: int) -> TensorInfo:
@@ -289,3 +296,7 @@ class _Reader:
 
     def _error(self, reason: str) -> ModelError:
         return ModelError(f"{self._path}: {self._place}: {reason}.", field=str(self._path))
+
+
+def _align(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -17,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_last_acts: list[Callable[[], None]] = []
 
 
 def exit_with_parent(folder: Path | None = None) -> None:
@@ -37,6 +39,8 @@ def exit_with_parent(folder: Path | None = None) -> None:
         wait([parent.sentinel])
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+        for act in _last_acts:
+            act()
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
@@ -47,6 +51,11 @@ def _go_on_without_parent() -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def before_orphan_ends(act: Callable[[], None]) -> None:
+    """Have `act` called when this process ends because its parent is gone; it must not fail."""
+    _last_acts.append(act)
 
 
 def start_without_interrupts(process: BaseProcess) -> None:
@@ -94,6 +103,16 @@ def give_back_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Seconds that a process has computed; where that can't be known, as long as it has lived."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # A process counts as dead after so many heartbeats in a row that did not come.

@@ -49,6 +49,7 @@ class FrontHub:
 
     Attributes:
         metrics: What the fronts have counted, as of their last report.
+        on_sign_of_life: Told of each message of a front.
         on_ready: Told when a front takes requests.
         on_failure: Told when a front can't start, and why.
     """
@@ -57,6 +58,7 @@ class FrontHub:
         self._engine = engine
         self._config = config
         self._model: front_wire.ModelFound | None = None
+        self.on_sign_of_life: Callable[[int], None] = lambda index: None
         self.on_ready: Callable[[int, front_wire.FrontReady], None] = lambda index, ready: None
         self.on_failure: Callable[[int, OctavoError], None] = lambda index, error: None
         # Of the fronts that are there, by index, and the other way round.
@@ -162,6 +164,7 @@ class FrontHub:
         index = self._indices.get(identity)
         if index is None:
             return  # the last words of a front that is gone
+        self.on_sign_of_life(index)
         match message:
             case front_wire.AddRequests(requests):
                 self._add(index, requests)

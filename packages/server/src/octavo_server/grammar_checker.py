@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import signal
 import sys
-import time
 from collections import OrderedDict
 
 import msgspec
 
 from octavo_core.errors import InvalidRequestError, QueueFullError
+from octavo_core.process import cpu_seconds
 from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_server.grammar_check_process import (
     CPU_SECONDS,
@@ -178,28 +177,18 @@ async def _read_verdict(stdout: asyncio.StreamReader, pid: int) -> Verdict:
         TimeoutError: It has had time enough.
         _StarvedError: It has had hardly any, and waited for long.
     """
-    started = _cpu_seconds(pid)
+    started = cpu_seconds(pid)
     reading = asyncio.ensure_future(_read_frame(stdout))
     try:
         for _ in range(math.ceil(_MAX_STARVED_SECONDS / _MAX_SECONDS)):
             done, _ = await asyncio.wait({reading}, timeout=_MAX_SECONDS)
             if done:
                 return msgspec.msgpack.decode(reading.result(), type=Verdict)
-            if _cpu_seconds(pid) - started >= _SHARE:
+            if cpu_seconds(pid) - started >= _SHARE:
                 raise TimeoutError
         raise _StarvedError
     finally:
         reading.cancel()
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Seconds that a process has computed; where that can't be known, as long as it has lived."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return time.monotonic()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _read_frame(stream: asyncio.StreamReader) -> bytes:

@@ -17,7 +17,7 @@ import setproctitle
 from octavo_core import wire
 from octavo_core.config import EngineConfig
 from octavo_core.errors import OctavoError, UserError
-from octavo_core.process import exit_with_parent
+from octavo_core.process import BEATS_PER_TIMEOUT, HeartbeatMonitor, exit_with_parent
 from octavo_server.front import Front, example_request
 from octavo_server.front_wire import FrontReady, Report
 from octavo_server.hub_link import HubLink
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXIT_FAILURE = 1
-# Seconds between two reports. What a front that crashes has counted since is lost.
+# Most seconds between two reports. What a front that crashes has counted since is lost.
 _REPORT_INTERVAL = 1.0
 
 
@@ -144,9 +144,13 @@ class SubFront(Front):
         def on_call(method: str, args: list[Any]) -> Any:
             return report() if method == "report" else answer_call(context, method, args)
 
+        # They are signs of life, too.
+        timeout = self._config.parallel.heartbeat_timeout
+        interval = min(_REPORT_INTERVAL, timeout / BEATS_PER_TIMEOUT)
+
         async def report_now_and_then() -> None:
             while True:
-                await asyncio.sleep(_REPORT_INTERVAL)
+                await asyncio.sleep(interval)
                 report()
 
         self._link.on_call = on_call
@@ -173,19 +177,27 @@ class FrontProcess:
         address: ZMQ address of the hub.
         index: Which of the fronts this is.
         listener: Its socket, which stays open here for the process's successor.
-        log_level: Least severe line that it logs.
+        config: All settings.
+
+    Attributes:
+        monitor: Gets its signs of life.
+        watch: Waits for them to fail.
     """
 
-    def __init__(self, address: str, index: int, listener: socket.socket, log_level: str) -> None:
+    def __init__(
+        self, address: str, index: int, listener: socket.socket, config: EngineConfig
+    ) -> None:
         import multiprocessing
 
         from octavo_core.process import start_without_interrupts
 
         self.index = index
         self.is_ready = False
+        self.monitor = HeartbeatMonitor(config.parallel.heartbeat_timeout)
+        self.watch: asyncio.Task[None] | None = None
         self.process = multiprocessing.get_context("spawn").Process(
             target=run_sub_front,
-            args=(address, index, listener, log_level),
+            args=(address, index, listener, config.server.log_level),
             name=f"octavo-front-{index}",
         )
         start_without_interrupts(self.process)

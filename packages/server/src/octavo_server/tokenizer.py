@@ -21,6 +21,9 @@ from tokenizers.processors import TemplateProcessing
 from octavo_core.errors import ConfigError, ModelError
 from octavo_core.model_spec import read_json
 
+MAX_TOKEN_ID = (1 << 24) - 1
+"""The largest vocabularies have 2**18 tokens; writing a tokenizer down takes time for each id."""
+
 
 class DecoderRule(NamedTuple):
     """How a tokenizer turns pieces into text, as far as that can be done piece by piece.
@@ -282,9 +285,30 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         # What is cut and what is filled up is not the file's to say.
         backend.no_truncation()
         backend.no_padding()
-        return backend
-    except Exception as error:  # the library raises bare Exception and ValueError
+        _try_out(backend)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # The library raises bare Exception and ValueError, and where it panics a BaseException.
+    except BaseException as error:
         raise ModelError(f"{path} is no tokenizer: {error}.", field=path.name) from error
+    return backend
+
+
+def _try_out(backend: tokenizers.Tokenizer) -> None:
+    """Use a tokenizer once, and look at its ids: some damage shows only then.
+
+    Raises:
+        Exception: The library's, or for two tokens of one id, or one beyond all vocabularies.
+    """
+    unknown = "a \ue000"  # a character that no vocabulary has
+    backend.encode(unknown)
+    backend.encode(unknown, unknown)
+    ids = backend.get_vocab(with_added_tokens=False).values()
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"{len(ids) - len(set(ids))} of its tokens have the id of another one")
+    largest = max((*ids, *backend.get_added_tokens_decoder()), default=0)
+    if largest > MAX_TOKEN_ID:
+        raise ValueError(f"it has a token with the id {largest}; the largest is {MAX_TOKEN_ID}")
 
 
 def set_bos_eos(

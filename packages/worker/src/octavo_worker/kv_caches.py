@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -121,6 +122,12 @@ def allocate_kv_caches(
                     field="layer_types",
                 )
     return caches
+
+
+def total_bytes(kv_caches: Sequence[KVCache]) -> int:
+    """Return the bytes of a model's caches; what several layers share counts once."""
+    storages = [tensor.untyped_storage() for cache in kv_caches for tensor in cache]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _shape(layer: LayerSpec) -> tuple[int, int, int]:

@@ -47,7 +47,7 @@ from octavo_worker.device import (
     use_cpu_threads,
 )
 from octavo_worker.graph_capture import CudaGraphMaker, GraphedModel, captures_graphs
-from octavo_worker.kv_caches import KVPool, allocate_kv_caches, allocate_kv_pool
+from octavo_worker.kv_caches import KVPool, allocate_kv_caches, allocate_kv_pool, total_bytes
 from octavo_worker.layer_copies import CudaCopies
 from octavo_worker.layers.pooling import Pooler
 from octavo_worker.load_model import LoadedModel, Offload, load_model
@@ -222,13 +222,19 @@ class Worker:
         return self._available_on_gpu()
 
     def initialize_kv_cache(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Allocate the KV cache of every layer, and the host tier."""
+        """Allocate the KV cache of every layer, and the host tier.
+
+        Raises:
+            ConfigError: The host tier is more than there is.
+        """
         if not num_blocks:
             return
-        host_pool = None
+        pool, host_pool = self._make_kv_pool(num_blocks, self.device), None
         if num_host_blocks:
+            num_bytes = total_bytes(pool.caches)
+            self._check_host_tier(num_bytes, num_bytes // num_blocks * num_host_blocks)
             host_pool = self._make_kv_pool(num_host_blocks, torch.device("cpu"))
-        self.runner.use_kv_pools(self._make_kv_pool(num_blocks, self.device), host_pool)
+        self.runner.use_kv_pools(pool, host_pool)
 
     def warm_up(self, on_progress: ProgressCallback) -> None:
         """Compile the kernels, and run prefill, decode and every kind of sampling once."""
@@ -242,18 +248,6 @@ class Worker:
             started = time.perf_counter()
             self.runner_model.capture(self.runner.kv_caches, on_progress)
             logger.info("Capturing graphs took %.1f seconds", time.perf_counter() - started)
-        one_row = torch.zeros(1, self._spec.vocab_size, device=self.device)
-        sample(
-            one_row,
-            SamplingMetadata(
-                temperature=np.ones(1, np.float32),
-                top_k=np.full(1, 50, np.int32),
-                top_p=np.full(1, 0.9, np.float32),
-                min_p=np.full(1, 0.1, np.float32),
-                seeds=np.zeros(1, np.int64),
-                positions=np.zeros(1, np.int64),
-            ),
-        )
 
     def _warm_up_pooling(self) -> None:
         """Run one text of some tokens through; nothing of it stays."""
@@ -426,6 +420,23 @@ class Worker:
             )
         return self._requested - non_kv
 
+    def _check_host_tier(self, kv_cache_bytes: int, num_bytes: int) -> None:
+        """Refuse a host tier for which there is no memory, beside a KV cache that is not used yet.
+
+        Raises:
+            ConfigError: The message has the numbers.
+        """
+        free, what = available_cpu_memory() // self._workers_here, ""
+        if self.device.type == "cpu":
+            free, what = max(free - kv_cache_bytes, 0), f" beside {gib(kv_cache_bytes)} of KV cache"
+        if num_bytes > free:
+            raise ConfigError(
+                f"swap_space is {gib(self._config.cache.swap_space)} (from "
+                f"{self._config.source_of('swap_space')}), {gib(num_bytes)} for each worker, but "
+                f"only {gib(free)} of memory are free{what}; lower it.",
+                field="swap_space",
+            )
+
     def _max_num_tokens(self) -> int:
         """Most tokens of one request in a step."""
         return min(self._config.scheduler.max_num_batched_tokens, self._max_model_len)
@@ -460,7 +471,7 @@ class Worker:
 
     @torch.inference_mode()
     def _dummy_step(self, query_lens: list[int], num_logits: int = 1) -> int:
-        """Run a forward pass of new requests over a cache of its own, and compute logits.
+        """Run a forward pass of new requests over a cache of its own, and sample.
 
         Returns:
             Bytes of that cache.
@@ -470,9 +481,10 @@ class Worker:
         kv_caches = self._make_kv_caches(num_blocks, self.device)
         hidden = self.runner.forward(model_input, kv_caches)
         if self._pooler is None:
-            self.model.compute_logits(hidden[:1].expand(num_logits, -1))
-        keys_and_values = {id(cache): cache for pair in kv_caches for cache in pair}
-        return sum(cache.nbytes for cache in keys_and_values.values())
+            logits = self.model.compute_logits(hidden[:1].expand(num_logits, -1))
+            if self.runner.samples:
+                _sample_every_way(logits)
+        return total_bytes(kv_caches)
 
     def _dummy_input(self, query_lens: list[int], block_size: int) -> tuple[ModelInput, int]:
         lengths = np.array(query_lens, np.int64)
@@ -496,3 +508,17 @@ class Worker:
             block_tables=[block_ids.reshape(len(lengths), max_blocks)] * num_groups,
         )
         return model_input, block_ids.size
+
+
+def _sample_every_way(logits: torch.Tensor) -> None:
+    """Sample from ``[num_rows, vocab_size]`` with all filters, over a copy as rules make one."""
+    num_rows = len(logits)
+    metadata = SamplingMetadata(
+        temperature=np.ones(num_rows, np.float32),
+        top_k=np.full(num_rows, 50, np.int32),
+        top_p=np.full(num_rows, 0.9, np.float32),
+        min_p=np.full(num_rows, 0.1, np.float32),
+        seeds=np.zeros(num_rows, np.int64),
+        positions=np.zeros(num_rows, np.int64),
+    )
+    sample(logits.clone(), metadata)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from octavo_core.config import EngineConfig
+from octavo_core.errors import UserError
 from octavo_core.model_spec import ModelSpec
 from octavo_core.process import without_collections
 from octavo_worker.executors import messages
@@ -58,6 +59,8 @@ class CommandHandler:
         """
         try:
             return self._carry_out(command)
+        except UserError as error:  # who started this is told; a traceback would say no more
+            return messages.failure_of(error)
         except Exception as error:
             logger.exception("worker %d: %s failed", self._rank, type(command).__name__)
             return messages.failure_of(error)

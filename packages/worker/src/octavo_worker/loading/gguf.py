@@ -118,7 +118,7 @@ class GGUFCheckpoint:
         num_heads = self._num_rotated_heads(name, piece)
         shape = shape_of_piece(info.shape, piece)
         if info.type.name == "MXFP4":
-            out.copy_(widen(*self._mxfp4(self._stored_piece(info, piece))))
+            out.copy_(widen(*self._mxfp4(self._stored_piece(info, piece))).view(shape))
         elif info.type.name not in DEQUANTIZABLE_TYPES:
             out.copy_(unpack_weight(self.read_packed(name, None, piece)))
         elif num_heads is not None:

@@ -41,13 +41,22 @@ def check_room(
         where = _CPU if entry.name in on_host else device
         needed[where] += sum(kept_bytes(entry, part, checkpoint, form) for part in entry.parts)
     for where, num_bytes in needed.items():
-        free = free_memory(where)
-        if num_bytes > free:
-            raise ConfigError(
-                f"the weights take {gib(num_bytes)}, but only {gib(free)} of {where} memory are "
-                f"free; {_advice(form, where)}.",
-                field="model",
-            )
+        require_room(num_bytes, where, _advice(form, where))
+
+
+def require_room(num_bytes: int, where: torch.device, advice: str) -> None:
+    """Refuse weights of so many bytes if there are not as many free on a device.
+
+    Raises:
+        ConfigError: The message has both numbers, and the advice.
+    """
+    free = free_memory(where)
+    if num_bytes > free:
+        raise ConfigError(
+            f"the weights take {gib(num_bytes)}, but only {gib(free)} of {where} memory are "
+            f"free; {advice}.",
+            field="model",
+        )
 
 
 def kept_bytes(

@@ -10,6 +10,7 @@ transformers is imported here alone, and only when such a model is loaded.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +25,7 @@ from octavo_core.model_spec import ModelSpec
 from octavo_kernels import AttentionMetadata, paged_attention, write_kv_cache
 from octavo_worker.layers.kv_cache import KVCache
 from octavo_worker.loading.finite import check_finite
+from octavo_worker.loading.room import require_room
 from octavo_worker.loading.safetensors import SafetensorsCheckpoint
 
 ATTENTION = "octavo"
@@ -63,6 +65,7 @@ class TransformersModel:
     Raises:
         ModelError: transformers is not installed or doesn't know the model, the model's
             attention can't be replaced, or a file or tensor is missing or damaged.
+        ConfigError: The weights are larger than what is free.
     """
 
     def __init__(
@@ -78,6 +81,8 @@ class TransformersModel:
         _check_supported(spec, path)
         model_class = _model_class(transformers, spec)
         transformers.AttentionInterface.register(ATTENTION, _attend)
+        if not is_dummy:
+            _check_files(path, dtype, device)
         make = _make_random if is_dummy else _load
         self._model = make(model_class, spec, path, dtype).to(device)
         if "position_ids" not in inspect.signature(self._model.base_model.forward).parameters:
@@ -248,10 +253,17 @@ def _make_random(model_class: Any, spec: ModelSpec, path: Path, dtype: torch.dty
     return model_class._from_config(config, dtype=dtype, attn_implementation=ATTENTION).eval()
 
 
-def _load(model_class: Any, spec: ModelSpec, path: Path, dtype: torch.dtype) -> Any:
+def _check_files(path: Path, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse damaged and missing files by name, and weights that do not fit with the numbers."""
     with closing(SafetensorsCheckpoint(path)) as checkpoint:
-        for name in checkpoint.names:  # damaged and missing files are refused by name
-            checkpoint.shape(name)
+        num_bytes = dtype.itemsize * sum(
+            math.prod(checkpoint.shape(name)) for name in checkpoint.names
+        )
+    for where in {torch.device("cpu"), device}:  # transformers loads on the host first
+        require_room(num_bytes, where, "use a smaller --dtype or a smaller model")
+
+
+def _load(model_class: Any, spec: ModelSpec, path: Path, dtype: torch.dtype) -> Any:
     try:
         model, info = model_class.from_pretrained(
             path,
