@@ -57,7 +57,7 @@ def main() -> int:
             url = server.stdout.readline().split()[-1]
             host, port = url.removeprefix("http://").split(":")
             pids = front_processes(server.pid)
-            print(f"{arguments.route}, {arguments.fronts} front(s); vllm: not installed here")
+            print(f"{arguments.route}, {arguments.fronts} front(s)")
             print(
                 f"{'streams':>7} {'pace ms':>8} {'tok/s':>8} {'tok/event':>9} {'CPU s/1k tok':>13}"
                 f" {'tok/s a core':>12} {'late p50 ms':>12} {'p99 ms':>8}"

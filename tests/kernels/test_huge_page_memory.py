@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo_kernels import HugePageMemory
+from octavo_kernels import HugePageMemory, map_memory
 
 HUGE_PAGE = 2 << 20
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -58,7 +58,21 @@ def test_its_pages_are_huge():
     assert _bytes_on_huge_pages(kept.data_ptr()) >= HUGE_PAGE
 
 
-def test_a_system_without_huge_pages_is_none_the_wiser(monkeypatch):
-    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+@pytest.mark.parametrize("name", ["MADV_HUGEPAGE", "MAP_PRIVATE"])
+def test_a_system_without_huge_pages_is_none_the_wiser(monkeypatch, name):
+    monkeypatch.delattr(mmap, name, raising=False)
     kept = HugePageMemory().keep(torch.ones(3 << 20, dtype=torch.uint8))
     assert kept.sum() == 3 << 20
+
+
+def test_a_kernel_without_huge_pages_is_none_the_wiser(monkeypatch):
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999, raising=False)  # EINVAL
+    memory = map_memory(3 << 20)
+    assert memory.shape == (3 << 20,)
+    assert not memory.any()
+    memory[-1] = 1
+    assert memory.sum() == 1
+
+
+def test_nothing_takes_no_memory():
+    assert map_memory(0).shape == (0,)

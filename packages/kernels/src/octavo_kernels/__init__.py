@@ -14,7 +14,7 @@ from octavo_kernels.filter_logits import filter_logits
 from octavo_kernels.fused_add_rms_norm import fused_add_rms_norm
 from octavo_kernels.fused_moe import Experts, fused_moe
 from octavo_kernels.gelu_and_mul import gelu_and_mul
-from octavo_kernels.huge_page_memory import HugePageMemory
+from octavo_kernels.huge_page_memory import HugePageMemory, map_memory
 from octavo_kernels.layer_norm import layer_norm
 from octavo_kernels.mask_logits import TokenEntries, mask_logits
 from octavo_kernels.mla_decode import mla_decode
@@ -70,6 +70,7 @@ __all__ = [
     "fused_moe",
     "gelu_and_mul",
     "layer_norm",
+    "map_memory",
     "mask_logits",
     "mla_decode",
     "operation_kernels",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -32,15 +33,30 @@ class HugePageMemory:
         num_bytes = tensor.numel() * tensor.element_size()
         room = -(-num_bytes // _CACHE_LINE) * _CACHE_LINE
         if room > len(self._chunk):
-            self._chunk = _map(max(_CHUNK, -(-room // HUGE_PAGE) * HUGE_PAGE))
+            self._chunk = map_memory(max(_CHUNK, -(-room // HUGE_PAGE) * HUGE_PAGE))
         place, self._chunk = self._chunk[:num_bytes], self._chunk[room:]
         return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def _map(num_bytes: int) -> Tensor:
-    """Map ``[num_bytes]`` uint8 that begin with a huge page."""
-    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-        memory.madvise(mmap.MADV_HUGEPAGE)
+def map_memory(num_bytes: int) -> Tensor:
+    """Return ``[num_bytes]`` uint8 zeros, of which no page is taken before it is used.
+
+    They begin with a huge page, where there are any. torch.zeros writes all of it, 1 s for 4 GiB;
+    so does calloc, and np.zeros with it, where a model that was there before has left enough room
+    in the heap.
+    """
+    if not num_bytes:
+        return torch.empty(0, dtype=torch.uint8)
+    memory = _map(num_bytes + HUGE_PAGE)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE
     return torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=num_bytes)
+
+
+def _map(num_bytes: int) -> mmap.mmap:
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return mmap.mmap(-1, num_bytes)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor
 from octavo_core.errors import ModelError
 from octavo_core.layer_spec import LayerSpec
 from octavo_core.model_spec import ModelSpec
+from octavo_kernels import map_memory
 from octavo_worker.layers.kv_cache import KVCache
 
 _CPU = torch.device("cpu")
@@ -148,20 +147,4 @@ def _allocate(
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = _untouched_memory(math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
-
-
-def _untouched_memory(num_bytes: int) -> mmap.mmap:
-    """Return zeroed memory of which no page is taken before it is used.
-
-    torch.zeros writes all of it, 1 s for 4 GiB. So does calloc, and np.zeros with it, where a
-    model that was there before has left enough room in the heap.
-    """
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
-        return mmap.mmap(-1, num_bytes)
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+    return map_memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
