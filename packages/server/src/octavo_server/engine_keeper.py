@@ -172,8 +172,11 @@ class EngineKeeper:
     def _why_not(self) -> OctavoError:
         if self._death.done():
             return self._death.result()
-        asleep = self.state is EngineState.ASLEEP
-        return EngineDeadError("the engine sleeps" if asleep else "not started")
+        reasons = {
+            EngineState.ASLEEP: "the engine sleeps",
+            EngineState.RESTARTING: "the engine is being started again",
+        }
+        return EngineDeadError(reasons.get(self.state, "the engine has not started"))
 
     def _send(self, message: wire.ToEngine) -> None:
         self._link.send(message)

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import shlex
 import signal
 import socket
@@ -52,6 +53,8 @@ Result = TypeVar("Result")
 EXIT_ENGINE_DEAD = 1
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# As browsers send it: without a path, or even a slash.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _BACKLOG = 2048
 # What waits in the kernel for one client, which Linux would let grow to megabytes. Half of it is
 # lost to bookkeeping; the rest is 2 MB a second at a round trip of 100 ms, and text is less.
@@ -119,12 +122,19 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
 
 
 def check_settings(config: EngineConfig) -> None:
-    """Refuse names of parsers that there are not, and a bad template, before any work is done."""
+    """Refuse parsers and origins that are none, and a bad template, before any work is done."""
     from octavo_server.reasoning_parsers import check_reasoning_parser
     from octavo_server.tool_parsers import check_tool_parser
 
     check_tool_parser(config.server.tool_call_parser)
     check_reasoning_parser(config.server.reasoning_parser)
+    for origin in config.access.allowed_origins:
+        if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+            raise ConfigError(
+                f"allowed_origins has {origin!r}; an origin is a scheme and a host, such as "
+                f"https://app.example, or * for all of them.",
+                field="allowed_origins",
+            )
     if config.server.chat_template is not None:
         from octavo_server.tokenizer import read_chat_template
 
