@@ -1,4 +1,4 @@
-"""vLLM's `LLM` on a CPU, in float32: its quickest format where there is no AVX-512."""
+"""vLLM's `LLM` on a CPU, in a type that the command line names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vllm import LLM, SamplingParams, TokensPrompt
 
 
 class Engine:
-    def __init__(self, model: str) -> None:
-        self.llm = LLM(model, dtype="float32", max_model_len=2048, max_num_seqs=64)
+    def __init__(self, model: str, dtype: str) -> None:
+        self.llm = LLM(model, dtype=dtype, max_model_len=2048, max_num_seqs=64)
 
     def generate(self, prompts: Sequence[TokenIds], num_tokens: int) -> None:
         params = SamplingParams(
@@ -22,4 +22,4 @@ class Engine:
 
 
 if __name__ == "__main__":
-    serve_workloads(Engine(sys.argv[1]))
+    serve_workloads(Engine(*sys.argv[1:]))

@@ -72,16 +72,23 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_gguf_header(write_gguf(path, {}, {}, version=7))
 
 
-def test_every_truncation_is_refused(good: Path, tmp_path: Path) -> None:
+def test_a_header_without_its_vocabulary(good: Path) -> None:
+    whole, header = read_gguf_header(good), read_gguf_header(good, with_vocabulary=False)
+    assert header == whole._replace(metadata=whole.metadata | {"names": []})
+
+
+@pytest.mark.parametrize("with_vocabulary", [True, False])
+def test_every_truncation_is_refused(good: Path, tmp_path: Path, with_vocabulary: bool) -> None:
     content = good.read_bytes()
     path = tmp_path / "cut.gguf"
     for length in range(len(content) - 16):  # the last 16 bytes are padding
         path.write_bytes(content[:length])
         with pytest.raises(ModelError):
-            read_gguf_header(path)
+            read_gguf_header(path, with_vocabulary=with_vocabulary)
 
 
-def test_flipped_bytes_never_crash(good: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_vocabulary", [True, False])
+def test_flipped_bytes_never_crash(good: Path, tmp_path: Path, with_vocabulary: bool) -> None:
     content = good.read_bytes()
     path = tmp_path / "flipped.gguf"
     generator = random.Random(0)
@@ -92,7 +99,7 @@ def test_flipped_bytes_never_crash(good: Path, tmp_path: Path) -> None:
             mutant[generator.randrange(len(mutant))] = generator.randrange(256)
         path.write_bytes(mutant)
         try:
-            header = read_gguf_header(path)
+            header = read_gguf_header(path, with_vocabulary=with_vocabulary)
         except ModelError:
             num_refused += 1
             continue

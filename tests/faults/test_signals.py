@@ -74,6 +74,13 @@ async def test_a_killed_front_leaves_no_process(start_front: Any) -> None:
     await asyncio.to_thread(wait_gone, pids)
 
 
+async def test_a_killed_front_leaves_no_process_that_was_stopped(start_front: Any) -> None:
+    front = start_front().wait_ready()
+    engine = Target(front.url, front.process.pid).kill("octavo: engine", signal.SIGSTOP)
+    front.process.kill()
+    await asyncio.to_thread(wait_gone, [engine])
+
+
 def test_a_server_that_crashes_while_it_drains_still_ends(start_front: Any) -> None:
     front = start_front(shutdown_timeout=20).wait_ready()
     target = Target(front.url, front.process.pid)

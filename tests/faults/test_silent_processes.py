@@ -7,8 +7,11 @@ even gives signs of life; what it does not do is end its step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from octavo_core.process import HeartbeatMonitor
+from octavo_server.front_group import until_silent
 from support.faults import (
     LONG,
     Figures,
@@ -28,7 +33,7 @@ from support.faults import (
 )
 from support.faulty_engine import SECONDS, VARIABLE
 from support.front import FrontUnderTest
-from support.server import running_server
+from support.server import is_running, running_server
 
 NOTICED_WITHIN = 10.0
 STEP_TIMEOUT = 3.0
@@ -117,6 +122,34 @@ async def test_a_control_that_waits_for_ever_is_noticed(start_target: Any) -> No
         await wait_for_status(target, 503, within=STEP_TIMEOUT + 2.0)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_stopped_front_is_replaced(start_target: Any) -> None:
+    """One of several: the kernel goes on to give it its share of the connections."""
+    target = start_target(api_server_count=2)
+    stopped = target.kill("octavo: front 0", signal.SIGSTOP)
+    started = time.monotonic()
+    while is_running(stopped):
+        assert time.monotonic() - started < NOTICED_WITHIN
+        await asyncio.sleep(0.02)
+    for _ in range(12):  # some of these wait for its successor
+        (answer,) = await stream_all(target, [{"prompt": "still here", "max_tokens": 10}])
+        assert answer.text == "still here"
+    assert target.process("octavo: front 0") != stopped
+
+
+async def test_a_process_that_computes_is_not_silent() -> None:
+    """A front may be at work on large bodies for as long as it takes; one that waits says so."""
+    for code, is_silent in (("while True: pass", False), ("import time; time.sleep(60)", True)):
+        process = subprocess.Popen([sys.executable, "-c", code])
+        try:
+            await asyncio.sleep(0.5)  # it has begun
+            watching = until_silent(process.pid, HeartbeatMonitor(2.0))
+            with contextlib.nullcontext() if is_silent else pytest.raises(TimeoutError):
+                await asyncio.wait_for(watching, 5.0)
+        finally:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture

@@ -102,43 +102,23 @@ def test_sums_and_maxima_of_lanes():
     assert np.isnan(out[[0, 2]]).all()
 
 
-DOT_PRODUCTS = """
-import numba, numpy as np
-from octavo_kernels.cpu import simd
-
-@numba.njit
-def run(weights, activations, out):
-    simd.store_i32x8(out, simd.dot_nibbles(weights, activations))
-    simd.store_i32x8(out + 32, simd.dot_bytes(weights + 128, activations))
-
-rng = np.random.default_rng(0)
-out = np.empty(16, np.int32)
-for case in range(50):
-    nibbles = rng.integers(0, 256, 128, dtype=np.uint8)
-    signed = rng.integers(-128, 128, 256, dtype=np.int8)
-    activations = rng.integers(-127, 128, 32, dtype=np.int8)
-    if case == 0:
-        nibbles[:], signed[:], activations[:] = 255, -128, -127
-    if case == 1:
-        nibbles[:], signed[:], activations[:] = 255, 127, 127
-    weights = np.concatenate((nibbles, signed.view(np.uint8)))
-    run(weights.ctypes.data, activations.ctypes.data, out.ctypes.data)
-    packed = nibbles.reshape(4, 8, 4)  # [vector, row, weight]
-    unpacked = np.concatenate((packed & 15, packed >> 4)).astype(np.int64)
-    expected = np.einsum("vrw,vw->r", unpacked, activations.reshape(8, 4).astype(np.int64))
-    assert np.array_equal(out[:8], expected), (case, out[:8], expected)
-    expected = np.einsum(
-        "vrw,vw->r", signed.reshape(8, 8, 4).astype(np.int64), activations.reshape(8, 4)
-    )
-    assert np.array_equal(out[8:], expected), (case, out[8:], expected)
-print(simd.LOWERING)
-"""
-
-
-@pytest.mark.parametrize("lowering", ["", "generic"])
-def test_dot_products_are_exact_in_every_lowering(lowering):
-    environment = {**os.environ, "OCTAVO_CPU_LOWERING": lowering}
-    command = [sys.executable, "-c", DOT_PRODUCTS]
+def test_a_lowering_that_the_cpu_cannot_do_is_refused():
+    environment = {**os.environ, "OCTAVO_CPU_LOWERING": "avx9"}
+    command = [sys.executable, "-c", "import octavo_kernels.cpu.simd"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == (lowering or simd.LOWERING)
+    possible = ", ".join(simd.LOWERINGS)
+    assert f"OCTAVO_CPU_LOWERING is 'avx9'; on this CPU it can be {possible}" in done.stderr
+
+
+def test_two_vectors_joined():
+    @numba.njit
+    def run(source, target, count):
+        x = simd.join_f32(simd.load_f32x8(source), simd.load_f32x8(source + 64))
+        x = simd.add(x, simd.load_first_of_16(source, count))
+        simd.store_first(target, simd.mul(x, x), count)
+
+    x, out = np.arange(24, dtype=np.float32), np.full(16, -1, np.float32)
+    run(x.ctypes.data, out.ctypes.data, 11)
+    joined = np.concatenate((x[:8], x[16:]))
+    np.testing.assert_array_equal(out[:11], (joined + x[:16])[:11] ** 2)
+    assert (out[11:] == -1).all()

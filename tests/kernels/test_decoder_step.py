@@ -186,6 +186,25 @@ def test_a_long_context_is_divided_as_ever():
         same()
 
 
+def test_slots_that_share_a_prefix_are_as_ever():
+    shared, slots = 72, [7, 2, 5]
+    step, twin, same = _pair({7: 80, 2: 90, 5: 75})
+    for batch in (step._tables, twin.batch):
+        for slot in slots[1:]:
+            batch.token_ids[slot, :shared] = batch.token_ids[slots[0], :shared]
+            for table in batch.block_tables:
+                blocks = shared // BLOCK_SIZE
+                table[slot, :blocks] = table[slots[0], :blocks]
+    for arguments in [
+        ([7], [80], [0]),
+        ([2, 5], [18, 3], [shared, shared]),
+        ([7, 2, 5], [1] * 3, [80, 90, 75]),
+        ([5, 7], [1] * 2, [76, 81]),
+    ]:
+        assert step.sample(*arguments) == twin.sample(*arguments)
+        same()
+
+
 def test_kinds_of_weights_may_be_mixed():
     kinds = ("bf16", "q4_0", "f32", "w8a8", "q8_0")
     step, twin, same = _pair({2: 5, 7: 20}, kinds, tables=("f32", "bf16"), head_norms=True)

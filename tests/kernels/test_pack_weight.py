@@ -19,7 +19,7 @@ from octavo_kernels import (
 from support.weights import GGUF_BLOCKS, gguf_weight, gptq_weight
 
 
-@pytest.mark.parametrize("shape", [(1, 256), (8, 512), (43, 768)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 256), (8, 512), (43, 768), (4100, 256)], ids=str)
 @pytest.mark.parametrize("kind", GGUF_BLOCKS)
 def test_gguf_weights_come_back_bit_for_bit(kind, shape):
     raw, expected = gguf_weight(kind, shape)

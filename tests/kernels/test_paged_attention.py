@@ -1,12 +1,16 @@
 """Paged attention against a softmax written out in float64, request by request."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from octavo_kernels import mla_decode, paged_attention, write_kv_cache
 from octavo_kernels.attention_metadata import MAX_GATHERED_POSITIONS
+from octavo_kernels.attention_problem import plan_attention
 from octavo_kernels.cpu.threads import get_num_threads, set_num_threads
 from octavo_kernels.kv_quantization import dequantize_kv
 from support.attention_batch import make_block_tables, make_metadata, written_out
@@ -289,6 +293,131 @@ def test_a_token_is_the_same_bit_for_bit_in_every_batch(options, dtype):
     rows = torch.cat([torch.arange(end - count, end) for count, end in mixed])
     found = attend(query[rows], make_metadata(mixed, table.expand(4, -1), BLOCK))
     assert torch.equal(found, expected[rows])
+
+
+LOWERED = """
+import sys, torch
+from octavo_kernels import paged_attention
+from support.attention_batch import make_block_tables, make_metadata
+torch.manual_seed(0)
+lens = [(1, 70), (5, 5), (40, 150), (1, 300)]
+tables, num_blocks = make_block_tables([seq_len for _, seq_len in lens], 8)
+metadata = make_metadata(lens, tables, 8)
+for dim in (32, 72, 128):
+    caches = [torch.randn(num_blocks, 2, 8, dim).half() for _ in range(2)]
+    result = paged_attention(torch.randn(47, 8, dim), *caches, metadata, 0.3, soft_cap=3.0)
+    sys.stdout.buffer.write(result.numpy().tobytes())
+"""
+
+
+def test_a_cpu_with_narrow_registers_gets_the_same_bits():
+    outputs = []
+    for lowering in ("", "avx2"):
+        environment = {**os.environ, "OCTAVO_CPU_LOWERING": lowering}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        command = [sys.executable, "-c", LOWERED]
+        outputs.append(subprocess.run(command, env=environment, capture_output=True, check=True))
+    assert outputs[0].stdout == outputs[1].stdout
+    assert len(outputs[0].stdout) == 4 * 47 * 8 * (32 + 72 + 128)
+
+
+# Requests that begin with the same blocks.
+
+
+def _share_prefixes(generator, lens, block_size):
+    """Deal blocks out so that requests begin like earlier ones, where these have whole blocks."""
+
+    def below(end):
+        return int(torch.randint(end, (1,), generator=generator))
+
+    most = max(-(-seq_len // block_size) for _, seq_len in lens)
+    num_blocks = len(lens) * most + 1
+    unused = torch.randperm(num_blocks, generator=generator).tolist()
+    tables = torch.full((len(lens), most), 10**6, dtype=torch.int32)
+    for row, (query_len, seq_len) in enumerate(lens):
+        shared = 0
+        if row and below(4):
+            other = below(row)
+            context = min(seq_len - query_len, lens[other][1]) // block_size
+            shared = below(context + 1) if below(2) else context
+            tables[row, :shared] = tables[other, :shared]
+        for index in range(shared, -(-seq_len // block_size)):
+            tables[row, index] = unused.pop()
+    return tables, num_blocks
+
+
+def _unshare(tables, lens, block_size, caches):
+    """Give each request blocks of its own, with what the shared ones hold."""
+    own = torch.full_like(tables, 10**6)
+    sources = []
+    for row, (_, seq_len) in enumerate(lens):
+        count = -(-seq_len // block_size)
+        own[row, :count] = torch.arange(len(sources), len(sources) + count)
+        sources += tables[row, :count].tolist()
+    return own, [None if cache is None else cache[sources].contiguous() for cache in caches]
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("seed", range(24))
+def test_sharing_blocks_changes_no_bit(seed):
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+
+    def one_of(*choices):
+        return choices[int(torch.randint(len(choices), (1,), generator=generator))]
+
+    block_size, group = one_of(8, 16, 24, 128), one_of(1, 3, 4)
+    longest = one_of(200, 700)
+    lens = []
+    for _ in range(one_of(2, 5, 20, 40)):
+        seq_len = int(torch.randint(longest // 2, longest, (1,), generator=generator))
+        lens.append((one_of(1, 1, 1, 1, 0, 33), seq_len))
+    tables, num_blocks = _share_prefixes(generator, lens, block_size)
+    shape = (num_blocks, 2, block_size, 32)
+    options = {}
+    if one_of(False, True):
+        options = {"window": one_of(50, 300), "soft_cap": 4.0, "sinks": torch.randn(2 * group)}
+    scales = [None, None]
+    if one_of(False, True):
+        caches = [torch.randint(-127, 128, shape, dtype=torch.int8) for _ in range(2)]
+        scales = [torch.rand(shape[:3]) / 100 for _ in range(2)]
+    else:
+        dtype = one_of(torch.float32, torch.float16)
+        caches = [torch.randn(shape).to(dtype) for _ in range(2)]
+    query = torch.randn(sum(count for count, _ in lens), 2 * group, 32)
+
+    def attend(block_tables, key_cache, value_cache, key_scale, value_scale):
+        return paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            make_metadata(lens, block_tables, block_size),
+            0.2,
+            key_scale=key_scale,
+            value_scale=value_scale,
+            **options,
+        )
+
+    own_tables, own_caches = _unshare(tables, lens, block_size, [*caches, *scales])
+    set_num_threads(1)
+    expected = attend(own_tables, *own_caches)
+    for num_threads in (1, 2):
+        set_num_threads(num_threads)
+        assert torch.equal(attend(tables, *caches, *scales), expected)
+
+
+@pytest.mark.parametrize(
+    ("shared", "window", "is_shared"),
+    [(64, None, True), (56, None, False), (256, 60, False), (256, 200, True)],
+)
+def test_requests_that_share_a_tile_in_sight_are_computed_together(shared, window, is_shared):
+    num_rows, num_kv_heads = 32, 3
+    tables, _ = make_block_tables([320] * num_rows, BLOCK)
+    metadata = make_metadata([(1, 320)] * num_rows, tables, BLOCK)
+    tables[:, : shared // BLOCK] = tables[7, : shared // BLOCK]
+    plan = plan_attention(metadata, num_rows, 9, num_kv_heads, window)
+    assert (plan.num_units < num_rows * num_kv_heads) == is_shared
+    assert (plan.max_rows > 9 // num_kv_heads) == is_shared
 
 
 @pytest.mark.parametrize(

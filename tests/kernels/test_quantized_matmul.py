@@ -17,6 +17,7 @@ from octavo_kernels import (
     unpack_weight,
 )
 from octavo_kernels.cpu import threads
+from octavo_kernels.multiply import quantized_bytes
 from octavo_kernels.quantized_matmul import quantized_matmul_reference
 from support.weights import gguf_weight, gptq_weight
 
@@ -127,11 +128,11 @@ def test_no_tokens_and_wrong_shapes():
         quantized_matmul(torch.zeros(2, 32), weight)
 
 
-GENERIC = """
+PRODUCTS = """
 import sys, torch
 from octavo_kernels import quantize_weight, pack_weight, quantized_matmul
 torch.manual_seed(0)
-x = torch.randn(5, 256)
+x = torch.randn(13, 256)
 results = [quantized_matmul(x, quantize_weight(torch.randn(24, 256), k)) for k in ("q8_0", "q4_0")]
 raw = torch.randint(0, 256, (8, 210), dtype=torch.uint8)
 raw[:, 208:] = torch.tensor([0, 20], dtype=torch.uint8)
@@ -140,14 +141,24 @@ sys.stdout.buffer.write(b"".join(r.numpy().tobytes() for r in results))
 """
 
 
-def test_a_cpu_without_avx2_gets_the_same_bits():
+def test_every_cpu_gets_the_same_bits():
+    pytest.importorskip("numba")
+    from octavo_kernels.cpu.simd import LOWERINGS
+
     outputs = []
-    for lowering in ("", "generic"):
+    for lowering in LOWERINGS:
         environment = {**os.environ, "OCTAVO_CPU_LOWERING": lowering}
-        command = [sys.executable, "-c", GENERIC]
+        command = [sys.executable, "-c", PRODUCTS]
         outputs.append(subprocess.run(command, env=environment, capture_output=True, check=True))
-    assert outputs[0].stdout == outputs[1].stdout
-    assert len(outputs[0].stdout) == 4 * 5 * (24 + 24 + 8)
+    assert len(outputs[0].stdout) == 4 * 13 * (24 + 24 + 8)
+    assert len({output.stdout for output in outputs}) == 1
+
+
+def test_scratch_has_room_for_the_kernels_blocks():
+    pytest.importorskip("numba")
+    from octavo_kernels.cpu.activations import BLOCK, BLOCK_BYTES
+
+    assert quantized_bytes(3 * BLOCK) == 3 * BLOCK_BYTES
 
 
 def test_the_twin_can_be_forced(monkeypatch):

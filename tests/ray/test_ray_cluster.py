@@ -6,14 +6,17 @@ It takes a minute and hundreds of megabytes, so it has a session of its own: `no
 from __future__ import annotations
 
 import os
+import signal
 import time
 
+import httpx
 import pytest
 
 from octavo_core.errors import ConfigError, EngineDeadError
 from octavo_core.model_spec import read_model_spec
 from octavo_worker.executors import create_executor
 from support import engine_texts, same_texts
+from support.server import Server, children_of, command_line, is_running
 
 if not os.environ.get("OCTAVO_RAY_TESTS"):
     pytest.skip("runs in `nox -s ray`", allow_module_level=True)
@@ -25,6 +28,10 @@ from octavo_core.config import resolve_config  # noqa: E402
 pytestmark = pytest.mark.timeout(420)
 
 STORE = 100 << 20  # bytes of shared memory of each node
+
+GONE_WITHIN = 5.0
+"""Seconds after which nothing of a server is left whose front was killed, as docs/reliability.md
+has it."""
 
 PATIENCE = {
     "RAY_agent_register_timeout_ms": "300000",
@@ -136,3 +143,49 @@ def test_no_room(cluster, folder, monkeypatch):
     config = _config(folder, distributed_executor_backend="ray", tensor_parallel_size=6)
     with pytest.raises(ConfigError, match=r"6 x 1 CPU free, each .*; it has 2 of 2 CPU"):
         create_executor(config, read_model_spec(folder))
+
+
+def test_a_killed_front_leaves_no_actor(cluster, folder, tmp_path):
+    """The engine ends with its front, and Ray ends the actors of an engine that is gone."""
+    flags = ("--device", "cpu", "--cpu-threads", "2", "--kv-cache-memory", "4MiB")
+    flags += ("--max-model-len", "128", "--max-num-batched-tokens", "128")
+    flags += ("--distributed-executor-backend", "ray", "--tensor-parallel-size", "2")
+    server = Server(str(folder), *flags, log=tmp_path / "log")
+    pids = []
+    try:
+        server.wait_until_ready()
+        actors = _actors(cluster)
+        assert len(actors) == 2
+        pids = [*server.processes, *actors]
+        assert all(map(is_running, pids))
+        body = {"prompt": "x", "max_tokens": 100, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+            next(stream.iter_lines())
+            server.process.kill()
+            started = time.monotonic()
+        while left := [pid for pid in pids if is_running(pid)]:
+            assert time.monotonic() - started < GONE_WITHIN, left
+            time.sleep(0.02)
+        print(f"gone after {time.monotonic() - started:.2f} s")
+        _wait_for_room(cluster)  # for the next engine
+    finally:
+        for pid in filter(is_running, {*pids, server.process.pid}):
+            os.kill(pid, signal.SIGKILL)
+        server.process.wait()
+
+
+def _wait_for_room(cluster):
+    ray.init(address=cluster.address)
+    try:
+        deadline = time.monotonic() + 60
+        while ray.available_resources().get("CPU", 0) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        ray.shutdown()
+
+
+def _actors(cluster):
+    raylets = [node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()]
+    children = [pid for raylet in raylets for pid in children_of(raylet)]
+    return [pid for pid in children if command_line(pid).startswith("ray::RayWorker")]

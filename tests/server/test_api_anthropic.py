@@ -5,11 +5,12 @@ The scripted model says what it is told to: ``say:Hello`` makes it answer ``Hell
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import anthropic
 import pytest
+
+from support.streams import joined_message, named_events
 
 PATH = "/v1/messages"
 WRITE = '<tool_call>\n{"name": "Write", "arguments": {"p": "x"}}\n</tool_call>'
@@ -31,52 +32,7 @@ def events_of(front: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
     response = front.post(PATH, body | {"stream": True})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
-    events = []
-    for block in response.text.removesuffix("\n\n").split("\n\n"):
-        name, data = block.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
-
-
-def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Put a stream's message together, and check the order of its events."""
-    start, ping, *middle, last, stop = events
-    assert [event["type"] for event in (start, ping, last, stop)] == [
-        "message_start",
-        "ping",
-        "message_delta",
-        "message_stop",
-    ]
-    message: dict[str, Any] = start["message"]
-    assert (message["content"], message["stop_reason"]) == ([], None)
-    pieces: list[str] = []
-    is_open = False
-    for event in middle:
-        kind = event["type"].removeprefix("content_block_")
-        block = message["content"][-1] if message["content"] else {}
-        if kind == "start":
-            assert not is_open
-            assert event["index"] == len(message["content"])
-            message["content"].append(event["content_block"])
-            pieces, is_open = [], True
-            continue
-        assert is_open
-        assert event["index"] == len(message["content"]) - 1
-        if kind == "stop":
-            is_open = False
-            if block["type"] == "tool_use":
-                block["input"] = json.loads("".join(pieces))
-            continue
-        assert kind == "delta"
-        delta = {key: value for key, value in event["delta"].items() if key != "type"}
-        ((key, text),) = delta.items()
-        if key == "partial_json":
-            pieces.append(text)
-        else:
-            block[key] += text
-    assert not is_open
-    return {**message, **last["delta"], "usage": last["usage"]}
+    return named_events(response.text)
 
 
 def both(front: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +40,7 @@ def both(front: Any, body: dict[str, Any]) -> dict[str, Any]:
     response = front.post(PATH, body)
     assert response.status_code == 200, response.text
     whole: dict[str, Any] = response.json()
-    streamed = joined(events_of(front, body))
+    streamed = joined_message(events_of(front, body))
     assert without_ids(streamed) == without_ids(whole)
     assert all(block.get("text") != "" for block in whole["content"])
     return whole

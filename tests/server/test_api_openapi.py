@@ -182,8 +182,8 @@ def test_answers_have_the_shape_that_is_told(
     model.model_validate_json(response.content, strict=True)
 
 
-# These answer 5xx on purpose: the server sleeps, and has no adapters.
-FAILS_ON_PURPOSE = ["/sleep", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
+# One puts the server to sleep, which all others would feel; those of adapters answer 501.
+LEFT_OUT = ["/sleep", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
 NUM_EXAMPLES = int(os.environ.get("OCTAVO_SCHEMATHESIS_EXAMPLES", "4"))
 
 
@@ -191,7 +191,7 @@ def varied() -> Iterator[tuple[str, str, GenerationMode]]:
     """Yield the operations that a request can vary, with right and with wrong values."""
     for path, operations in DOCUMENT["paths"].items():
         for method, operation in operations.items():
-            if path in FAILS_ON_PURPOSE:
+            if path in LEFT_OUT:
                 continue
             if "parameters" in operation:
                 yield method, path, GenerationMode.POSITIVE
@@ -216,6 +216,10 @@ def test_no_request_makes_the_server_fail(
         suppress_health_check=list(HealthCheck),
     )
     def run(case: Any) -> None:
-        case.call_and_validate(checks=[not_a_server_error], timeout=60)
+        response = case.call(timeout=60)
+        # Who gives a request no time gets none.
+        asked = response.status_code == 504 and isinstance(case.body, dict)
+        if not (asked and case.body.get("timeout") is not None):
+            case.validate_response(response, checks=[not_a_server_error])
 
     run()

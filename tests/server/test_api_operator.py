@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from octavo_core.config import resolve_config
-from support.asgi import call, guarded_app
+from octavo_core.config import EngineConfig, resolve_config
+from octavo_server.api.app import create_app
+from octavo_server.engine_handle import EngineState
+from support.asgi import call, guarded_app, loading_context
+from support.server import children_of, command_line, is_running
 
 SLOW = {"prompt": "slow" * 100, "max_tokens": 400}
 
@@ -37,6 +43,19 @@ def test_the_prefix_cache_is_reset(operated: Any) -> None:
     assert cached_tokens(operated, prompt) == 32
     assert post(operated, "/reset_prefix_cache").json() == {"status": "ok"}
     assert cached_tokens(operated, prompt) == 0
+
+
+def children_named(front: Any, name: str) -> list[int]:
+    return [pid for pid in children_of(front.process.pid) if command_line(pid).startswith(name)]
+
+
+def metric(front: Any, name: str) -> float:
+    (line,) = [
+        line
+        for line in httpx.get(front.url + "/metrics").text.splitlines()
+        if line.startswith(name)
+    ]
+    return float(line.rpartition(" ")[2])
 
 
 class Stream:
@@ -113,6 +132,77 @@ def test_a_sleeping_server_takes_no_requests(operated: Any) -> None:
     assert httpx.get(operated.url + "/ready").status_code == 200
 
 
+@pytest.mark.parametrize(("level", "state"), [(1, "weights_offloaded"), (2, "discard_all")])
+def test_a_deep_sleep_frees_the_engine(operated: Any, level: int, state: str) -> None:
+    """The process is gone, and all its memory with it; another one serves after it."""
+    stream = Stream(operated)
+    (engine,) = children_named(operated, "octavo: engine")
+    restarts = metric(operated, "vllm:engine_restarts_total")
+    assert post(operated, f"/sleep?level={level}").json() == {"is_sleeping": True}
+    assert stream.finish_reason == "abort"
+    assert not is_running(engine)
+    assert post(operated, f"/sleep?level={level}").json() == {"is_sleeping": True}
+    assert operated.post("/v1/completions", {"prompt": "x"}).json()["error"]["code"] == "sleeping"
+    health = httpx.get(operated.url + "/health")
+    assert (health.status_code, health.json()["status"]) == (200, "sleeping")
+    assert httpx.get(operated.url + "/ready").status_code == 503
+    assert post(operated, "/reset_prefix_cache").status_code == 200
+    sleep_state = f'vllm:engine_sleep_state{{engine="0",model_name="bytes",sleep_state="{state}"}}'
+    assert metric(operated, sleep_state) == 1
+    assert post(operated, "/wake_up?tags=weights&tags=kv_cache").json() == {"is_sleeping": False}
+    answer = operated.post("/v1/completions", {"prompt": "good morning"}).json()
+    assert answer["choices"][0]["text"] == "good morning"
+    assert children_named(operated, "octavo: engine") != [engine]
+    assert metric(operated, "vllm:engine_restarts_total") == restarts
+    assert metric(operated, sleep_state) == 0
+
+
+def test_a_server_that_is_asleep_ends_when_it_is_told_to(start_front: Any) -> None:
+    front = start_front(enable_operator_routes="true", engine_restart="false").wait_ready()
+    assert post(front, "/sleep").json() == {"is_sleeping": True}
+    assert post(front, "/wake_up").json() == {"is_sleeping": False}
+    assert post(front, "/sleep").json() == {"is_sleeping": True}
+    assert front.stop() == 0
+    assert "Traceback" not in front.stderr
+
+
+def test_a_sleep_waits_for_an_engine_that_is_just_being_replaced(operated: Any) -> None:
+    """It was told to free the memory, and a new engine would take it again."""
+    assert post(operated, "/sleep?level=0").json() == {"is_sleeping": True}
+    (engine,) = children_named(operated, "octavo: engine")
+    os.kill(engine, signal.SIGKILL)
+    while httpx.get(operated.url + "/health").json()["stage"] == "ready":
+        time.sleep(0.01)
+    assert post(operated, "/sleep?level=1").json() == {"is_sleeping": True}
+    assert children_named(operated, "octavo: engine") == []
+    assert post(operated, "/wake_up").json() == {"is_sleeping": False}
+    answer = operated.post("/v1/completions", {"prompt": "good morning"}).json()
+    assert answer["choices"][0]["text"] == "good morning"
+
+
+def test_a_server_that_wakes_up_does_not_wait_for_it_to_end(start_front: Any) -> None:
+    front = start_front("run_reluctant_engine", enable_operator_routes="true").wait_ready()
+    assert post(front, "/sleep").json() == {"is_sleeping": True}
+    with ThreadPoolExecutor(1) as pool:
+        waking = pool.submit(post, front, "/wake_up")
+        while httpx.get(front.url + "/health").json()["stage"] == "asleep":
+            time.sleep(0.01)
+        assert front.stop() == 0
+        answer = waking.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    assert "Traceback" not in front.stderr
+
+
+def test_an_engine_that_sleeps_is_not_taken_for_ready() -> None:
+    """However a call to wake up and one to sleep got in each other's way."""
+    context = loading_context(EngineConfig())
+    context.client.state = EngineState.ASLEEP
+    app = create_app(context)
+    assert call(app, "GET", "/ready").json()["status"] == "sleeping"
+    refused = call(app, "POST", "/v1/completions")
+    assert refused.json()["error"]["code"] == "sleeping"
+
+
 def test_sleep_can_wait_for_what_runs(operated: Any) -> None:
     stream = Stream(operated)
     started = time.monotonic()
@@ -128,8 +218,7 @@ def test_sleep_can_wait_for_what_runs(operated: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "status", "words"),
     [
-        ("/sleep", 501, "level 1"),
-        ("/sleep?level=2", 501, "level=0"),
+        ("/wake_up?tags=weights", 400, "come back together"),
         ("/sleep?level=3", 400, "0, 1 or 2"),
         ("/sleep?level=-0", 400, "level"),
         ("/sleep?level=0&mode=keep", 400, "abort or wait"),

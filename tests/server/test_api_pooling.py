@@ -128,6 +128,32 @@ def test_h13_a_long_text_is_refused_and_not_cut(embedder: FrontUnderTest) -> Non
     assert left == pytest.approx(normalized(vector_of("b")))
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": [""]}, "input[0]"),
+        ("/pooling", {"input": ["a", ""]}, "input[1]"),
+        ("/v1/embeddings", {"input": [[1], [999]]}, "input[1]"),
+        ("/v1/embeddings", {"input": [[999]]}, "input[0]"),
+        ("/score", {"text_1": "a", "text_2": ""}, "text_2"),
+        ("/score", {"text_1": [""], "text_2": ["a", "b"]}, "text_1[0]"),
+        ("/score", {"queries": "a", "items": [""]}, "items[0]"),
+        ("/rerank", {"query": "", "documents": ["a"]}, "query"),
+        ("/rerank", {"query": "a", "documents": [""]}, "documents[0]"),
+        ("/rerank", {"query": "a", "documents": ["a", {"text": "b" * 999}]}, "documents[1]"),
+    ],
+)
+def test_a_wrong_text_is_named_as_the_body_has_it(
+    embedder: FrontUnderTest, cross_encoder: FrontUnderTest, path: str, body: Any, name: str
+) -> None:
+    for front in (embedder, cross_encoder):
+        if front is embedder or path in ("/score", "/rerank"):
+            error = front.post(path, body).json()["error"]
+            assert error["param"] == name
+            assert error["message"].startswith(name)
+
+
 def test_h11_another_models_name_is_a_404(embedder: FrontUnderTest) -> None:
     response = embedder.post("/v1/embeddings", {"input": "a", "model": "nope"})
     assert response.status_code == 404
@@ -270,6 +296,7 @@ def test_a_crash_is_survived_and_its_culprit_fails(embedder: FrontUnderTest) -> 
 def test_deadlines_and_the_line(embedder: FrontUnderTest) -> None:
     late = embedder.post("/v1/embeddings", {"input": ["slow"] * 20, "timeout": 0.1})
     assert late.status_code == 504
+    assert "before its text was pooled" in late.json()["error"]["message"]
     many = embedder.post("/v1/embeddings", {"input": ["a"] * 65})
     assert many.status_code == 400
     assert "--max-num-queued-reqs" in many.json()["error"]["message"]

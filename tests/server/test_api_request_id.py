@@ -20,6 +20,20 @@ def test_an_id_comes_back(front: Any, stream: bool) -> None:
         assert response.json()["id"].startswith("cmpl-")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_id_in_the_body_names_the_answer(front: Any, stream: bool) -> None:
+    """Two requests may have the same one: it is theirs to keep apart."""
+    body = {"prompt": "x", "stream": stream, "request_id": "mine"}
+    for _ in range(2):
+        response = front.post(PATH, body)
+        assert response.headers["x-request-id"] == "mine"
+        assert '"id":"cmpl-mine"' in response.text
+    chat = {"messages": [{"role": "user", "content": "x"}], "request_id": "mine"}
+    assert front.post("/v1/chat/completions", chat).json()["id"] == "chatcmpl-mine"
+    both = front.post(PATH, body, headers={"x-request-id": "hers"})
+    assert both.headers["x-request-id"] == "hers"
+
+
 @pytest.mark.parametrize(("path", "status"), [(PATH, 400), ("/nothing", 404), ("/health", 200)])
 def test_an_id_comes_back_with_errors_and_from_every_route(
     front: Any, path: str, status: int

@@ -14,6 +14,8 @@ import openai
 import pydantic
 import pytest
 
+from support.streams import joined_response, named_events
+
 PATH = "/v1/responses"
 WRITE = '<tool_call>\n{"name": "write", "arguments": {"p": "x"}}\n</tool_call>'
 TOOLS = [
@@ -29,61 +31,13 @@ def say(text: str, **fields: Any) -> dict[str, Any]:
     return {"input": f"say:{text}", **fields}
 
 
-def parse_events(text: str) -> list[dict[str, Any]]:
-    events = []
-    for block in text.removesuffix("\n\n").split("\n\n"):
-        name, data = block.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    return events
-
-
 def events_of(front: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
     response = front.post(PATH, body | {"stream": True})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
-    return parse_events(response.text)
-
-
-def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Put a stream's response together, and check the order of its events."""
-    created, in_progress, *middle, last = events
-    assert created["type"] == "response.created"
-    assert in_progress["type"] == "response.in_progress"
-    assert created["response"]["status"] == in_progress["response"]["status"] == "in_progress"
-    assert created["response"]["output"] == []
-    output: list[dict[str, Any]] = []
-    text = ""
-    for event in middle:
-        kind = event["type"].removeprefix("response.")
-        assert event["output_index"] == len(output) - (kind != "output_item.added")
-        if kind == "output_item.added":
-            assert not output or output[-1]["status"] != "in_progress"
-            output.append(event["item"])
-            text = ""
-        elif kind == "output_item.done":
-            assert event["item"]["id"] == output[-1]["id"]
-            output[-1] = event["item"]
-            shown = event["item"].get("arguments") or event["item"]["content"][0]["text"]
-            assert shown == text
-        else:
-            assert event["item_id"] == output[-1]["id"]
-            if kind.endswith(".delta"):
-                text += event["delta"]
-            elif kind.endswith("_text.done"):
-                assert event["text"] == text
-            elif kind == "function_call_arguments.done":
-                assert event["arguments"] == text
-            elif kind == "content_part.done":
-                assert event["part"]["text"] == text
-            else:
-                assert kind == "content_part.added"
-                assert event["part"]["text"] == ""
-    response: dict[str, Any] = last["response"]
-    assert last["type"] == f"response.{response['status']}"
-    assert response["output"] == output
-    return response
+    events = named_events(response.text)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
 
 
 def both(front: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +45,7 @@ def both(front: Any, body: dict[str, Any]) -> dict[str, Any]:
     response = front.post(PATH, body)
     assert response.status_code == 200, response.text
     whole: dict[str, Any] = response.json()
-    assert same_parts(joined(events_of(front, body))) == same_parts(whole)
+    assert same_parts(joined_response(events_of(front, body))) == same_parts(whole)
     return whole
 
 
@@ -235,7 +189,7 @@ def test_items_reach_the_template(talker: Any) -> None:
 
 
 def test_h19_a_conversation_goes_on_from_a_streamed_answer(talker: Any) -> None:
-    first = joined(events_of(talker, say(f"<think>T</think>A{WRITE}", tools=TOOLS)))
+    first = joined_response(events_of(talker, say(f"<think>T</think>A{WRITE}", tools=TOOLS)))
     call_id = first["output"][-1]["call_id"]
     second = talker.post(
         PATH,
@@ -325,7 +279,7 @@ def test_in_the_background(talker: Any) -> None:
     done = wait_done(talker, response["id"])
     assert done["status"] == "completed"
     assert texts(done) == ["slowly said"]
-    events = parse_events(get(talker, response["id"], stream="true").text)
+    events = named_events(get(talker, response["id"], stream="true").text)
     assert [event["type"] for event in events[:3]] == [
         "response.created",
         "response.queued",

@@ -6,6 +6,8 @@ import pytest
 
 from octavo_server.tokenizer import Tokenizer
 
+CHAT = "/v1/chat/completions"
+
 
 def ids(front: Any, **body: Any) -> list[int]:
     response = front.post("/tokenize", body)
@@ -50,6 +52,29 @@ def test_messages_become_what_a_chat_becomes(front: Any, add_generation_prompt: 
     assert text == "user=hi<eos>;" + "a=" * add_generation_prompt
 
 
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL]},
+        {"continue_final_message": True},
+        {"continue_final_message": True, "tools": [TOOL]},
+        {"add_generation_prompt": False, "chat_template_kwargs": {"enable_thinking": True}},
+    ],
+)
+def test_a_chats_other_fields_count_too(front: Any, talker: Any, fields: dict[str, Any]) -> None:
+    """With a template that knows tools, and with one that does not."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so <eos>"}]
+    for served in (front, talker):
+        body = {"messages": messages, **fields}
+        tokens = served.post("/tokenize", body).json()["tokens"]
+        assert 256 not in tokens
+        chat = served.post(CHAT, body | {"return_token_ids": True, "max_tokens": 1}).json()
+        assert chat["prompt_token_ids"] == tokens
+
+
 def test_nothing_is_some_tokens_and_some_text(front: Any) -> None:
     assert ids(front, prompt="") == []
     assert front.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
@@ -73,11 +98,8 @@ def test_a_prompt_may_be_longer_than_the_context(front: Any) -> None:
         ),
         (
             "/tokenize",
-            {
-                "messages": [{"role": "user", "content": "x"}],
-                "chat_template_kwargs": {"chat_template": "x"},
-            },
-            "chat_template_kwargs",
+            {"messages": [{"role": "user", "content": "x"}], "continue_final_message": True},
+            "continue_final_message",
         ),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [257]}, "tokens"),

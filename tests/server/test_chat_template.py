@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from octavo_core.errors import InvalidRequestError, ModelError
+from octavo_server import chat_template
 from octavo_server.chat_template import ChatTemplate, ControlTokenGuard
 from octavo_server.tokenizer import Tokenizer
 
@@ -109,3 +111,39 @@ def test_guard_marks_only_what_users_spell() -> None:
         ("<|end|>", True),
     ]
     assert guard.mark([{"role": "user", "content": "a < b <b>"}])[1] is None
+
+
+LOOP = "{% for a in range(99999) %}"
+ENDLESS = [
+    LOOP + LOOP + "x{% endfor %}{% endfor %}",
+    LOOP + LOOP + "{% set x = a %}{% endfor %}{% endfor %}",
+    LOOP + "{% for m in messages %}{% set x = m.role %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}" + LOOP + "{% set x = f(n) %}{% endfor %}{% endmacro %}{{ f(1) }}",
+]
+
+
+@pytest.mark.parametrize("template", ENDLESS)
+def test_x03_a_template_that_takes_too_long_is_ended(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its loops do; the next one has all its time again."""
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 0.05)
+    started = time.thread_time()
+    with pytest.raises(InvalidRequestError, match=r"takes more than 0\.05 s|RecursionError"):
+        ChatTemplate(template).render(MESSAGES * 2000)
+    assert time.thread_time() - started < 2
+    monkeypatch.undo()
+    assert ChatTemplate("{{ messages | length }}").render(MESSAGES) == "3"
+
+
+def test_a_result_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARS", 1000)
+    with pytest.raises(InvalidRequestError, match="more than 1000 characters"):
+        ChatTemplate("{% for m in messages %}abc{% endfor %}").render(MESSAGES * 200)
+
+
+def test_many_messages_take_a_small_part_of_the_time(starter_tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}] * 8192
+    started = time.thread_time()
+    ChatTemplate(starter_tokenizer.chat_template or "").render(messages)
+    assert time.thread_time() - started < chat_template.MAX_RENDER_SECONDS / 2

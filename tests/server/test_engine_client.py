@@ -30,6 +30,7 @@ from octavo_server.generation import Generation, join_deltas
 from octavo_server.input_processor import InputProcessor
 from octavo_server.output_processor import OutputProcessor
 from octavo_server.request_output import OutputDelta
+from octavo_server.supervisor import Supervisor
 from octavo_server.tokenizer import load_tokenizer
 from support.scripted_engine import (
     EXIT_CODE,
@@ -46,7 +47,11 @@ async def running_client(
     folder: Path, target: Any = run_scripted_engine, limit: int = 8
 ) -> AsyncIterator[EngineClient]:
     process = EngineProcess("warning", target)
-    client = EngineClient(EngineKeeper(process), limit)
+
+    def never() -> EngineProcess:
+        raise AssertionError("an engine that has ended is not replaced here")
+
+    client = EngineClient(EngineKeeper(process, Supervisor(never, restarts=False)), limit)
     model = write_byte_model(folder / "model")
     client.output_processor = OutputProcessor(load_tokenizer(model))
     client.configure(EngineConfig(model_path=str(model)))

@@ -32,7 +32,8 @@ def test_stats_of_several_engines() -> None:
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("group")
-    front = FrontUnderTest(folder, "run_scripted_engine", data_parallel_size=2)
+    settings: dict[str, Any] = {"data_parallel_size": 2, "enable_operator_routes": "true"}
+    front = FrontUnderTest(folder, "run_scripted_engine", **settings)
     yield front.wait_ready()
     front.stop()
 
@@ -47,6 +48,10 @@ def complete(front: Any, prompt: str) -> str:
 def engines_of(front: Any) -> list[Any]:
     engines: list[Any] = httpx.get(front.url + "/health").json()["engines"]
     return engines
+
+
+def engine_pids(front: Any) -> list[int]:
+    return [pid for pid in children_of(front.process.pid) if command_line(pid) == "octavo: engine"]
 
 
 def test_requests_are_spread_and_answered_as_by_one_engine(front: Any) -> None:
@@ -66,7 +71,7 @@ def test_requests_are_spread_and_answered_as_by_one_engine(front: Any) -> None:
 
 
 def test_an_engine_that_is_killed_is_replaced_while_the_other_serves(front: Any) -> None:
-    pids = [pid for pid in children_of(front.process.pid) if command_line(pid) == "octavo: engine"]
+    pids = engine_pids(front)
     assert len(pids) == 2
     os.kill(pids[0], signal.SIGKILL)
     deadline = time.monotonic() + 20
@@ -79,3 +84,18 @@ def test_an_engine_that_is_killed_is_replaced_while_the_other_serves(front: Any)
     while {engine["state"] for engine in engines_of(front)} != {"ready"}:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_engines_sleep_and_wake_up_where_one_of_them_is_gone_for_good(front: Any) -> None:
+    """The last test of this front, as the engine does not come back."""
+    others = engine_pids(front)[1:]
+    deadline = time.monotonic() + 60
+    while "dead" not in {engine["state"] for engine in engines_of(front)}:
+        assert time.monotonic() < deadline
+        for pid in set(engine_pids(front)) - set(others):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    for route in ("sleep", "wake_up"):
+        response = httpx.post(f"{front.url}/{route}", timeout=20)
+        assert response.json() == {"is_sleeping": route == "sleep"}, response.text
+    assert complete(front, "still here") == "still here"

@@ -164,6 +164,24 @@ def test_requests_join_a_running_batch_and_an_abort_ends_one(front_end: FrontEnd
     assert engine.join() == 0
 
 
+def test_memory_is_given_back_once_when_there_is_nothing_more_to_do(
+    front_end: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back = threading.Semaphore(0)
+    monkeypatch.setattr(engine_process, "give_back_memory", given_back.release)
+    monkeypatch.setattr(engine_process, "_HEALTH_INTERVAL", 0.02)
+    engine = EngineThread(front_end.address)
+    handshake(front_end)
+    assert given_back.acquire(timeout=10)
+    for name in ("a", "b"):
+        assert not given_back.acquire(timeout=0.2)  # some ten looks later
+        front_end.send(wire.AddRequest(make_request(name, [1, 2, 3], max_tokens=5)))
+        collect(front_end, {name})
+        assert given_back.acquire(timeout=10)
+    front_end.send(wire.Shutdown())
+    assert engine.join() == 0
+
+
 def test_the_load_is_zero_after_all_clients_have_left(front_end: FrontEnd) -> None:
     """Case M03."""
     engine = EngineThread(front_end.address)

@@ -59,6 +59,7 @@ def test_the_announced_curl_line_works(front: Any) -> None:
 
 
 def test_health_while_loading_and_a_signal_ends_it(start_front: Any) -> None:
+    """Case C15: a signal ends a server that loads within seconds, without a traceback."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     front = start_front("run_slow_start", port=port)
@@ -92,6 +93,7 @@ def test_a_signal_ends_a_download_and_its_process(start_front: Any) -> None:
 
 @pytest.mark.parametrize("delay", [0.05, 0.3, 0.6])
 def test_a_signal_at_any_time_of_the_start_leaves_nothing(start_front: Any, delay: float) -> None:
+    """Case C15."""
     front = start_front("run_slow_start")
     time.sleep(delay)
     pids = processes(front)
@@ -142,6 +144,7 @@ def test_an_engine_that_dies_ends_every_stream_and_the_server(start_front: Any) 
 
 
 def test_a_drain_lets_answers_finish_and_takes_no_new_ones(start_front: Any) -> None:
+    """Case C15: a drain is a 503 for what comes, and no matter to what is there."""
     front = start_front().wait_ready()
     pids = processes(front)
     body = {"prompt": "slow" * 10, "max_tokens": 40, "stream": True}
@@ -215,6 +218,7 @@ def test_a_websocket_is_refused_without_advice(front: Any) -> None:
 
 @pytest.mark.parametrize("how", ["time-out", "second signal"])
 def test_a_drain_that_takes_too_long_ends_with_an_error(start_front: Any, how: str) -> None:
+    """Case C15: an error event, and no second Ctrl-C is needed."""
     front = start_front(shutdown_timeout=0.2 if how == "time-out" else 30).wait_ready()
     body = {"prompt": "slow" * 100, "max_tokens": 400, "stream": True}
     with httpx.stream("POST", front.url + "/v1/completions", json=body, timeout=20) as response:
@@ -234,6 +238,7 @@ def test_a_drain_that_takes_too_long_ends_with_an_error(start_front: Any, how: s
 
 
 def test_a_reader_that_does_not_read_can_not_hold_up_the_end(start_front: Any) -> None:
+    """Case C15."""
     front = start_front(shutdown_timeout=0.2).wait_ready()
     host, port = front.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as sock:

@@ -22,6 +22,7 @@ from octavo_server.http_counts import HTTPCounts
 from octavo_server.metrics import ServingMetrics
 from octavo_server.metrics_report import add_report, report_of, sum_reports
 from support.front import FrontUnderTest
+from support.scripted_pooling import EMBEDDER, normalized, vector_of
 from support.server import children_of, command_line, is_running
 
 COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
@@ -170,13 +171,50 @@ def test_operator_routes_reach_every_front(front: Any) -> None:
         aborted = send(front, "POST", "/abort_requests").json()["aborted"]
         assert len(aborted) == 8
         assert {r.result().json()["choices"][0]["finish_reason"] for r in running} == {"abort"}
-    assert send(front, "POST", "/sleep?level=0").json() == {"is_sleeping": True}
-    for _ in range(6):
-        assert send(front, "POST", COMPLETIONS, {"prompt": "x"}).status_code == 503
-    assert send(front, "POST", "/wake_up").json() == {"is_sleeping": False}
-    for _ in range(6):
-        assert send(front, "POST", COMPLETIONS, {"prompt": "x"}).status_code == 200
+    for level in (0, 1):
+        assert send(front, "POST", f"/sleep?level={level}").json() == {"is_sleeping": True}
+        for _ in range(6):
+            assert send(front, "POST", COMPLETIONS, {"prompt": "x"}).status_code == 503
+        assert len(processes(front, "engine")) == (0 if level else 1)
+        assert send(front, "POST", "/wake_up").json() == {"is_sleeping": False}
+        for _ in range(6):
+            assert send(front, "POST", COMPLETIONS, {"prompt": "x"}).status_code == 200
     assert send(front, "POST", "/reset_prefix_cache").status_code == 200
+
+
+def test_texts_are_pooled_through_every_front(start_front: Any) -> None:
+    """Vectors are as with one front; the engine's crash and the limit concern all of them."""
+    front = start_front(
+        "run_pooling",
+        model=EMBEDDER,
+        api_server_count=2,
+        max_num_queued_reqs=LIMIT,
+        max_num_seqs=1,
+    ).wait_ready()
+    texts = ["face", "bad egg", "cabbage"]
+    vectors = [pytest.approx(normalized(vector_of(text)), abs=1e-6) for text in texts]
+
+    def embed(inputs: list[str]) -> httpx.Response:
+        return send(front, "POST", "/v1/embeddings", {"input": inputs})
+
+    def data(inputs: list[str]) -> list[list[float]]:
+        return [item["embedding"] for item in embed(inputs).json()["data"]]
+
+    for _ in range(12):  # so many connections reach both fronts
+        assert data(texts) == vectors
+    ranked = send(front, "POST", "/rerank", {"query": "a", "documents": ["b", "a"]}).json()
+    assert [result["index"] for result in ranked["results"]] == [1, 0]
+    assert send(front, "POST", COMPLETIONS, {"prompt": "x"}).json()["error"]["code"] == (
+        "unsupported_api"
+    )
+    assert counter(front, "vllm:request_success_total") == 12 * len(texts) + 3
+    assert embed(["a"] * (LIMIT + 1)).status_code == 400
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(data, [f"slow {text}" for text in texts]) for _ in range(2)]
+        wait_for(lambda: counter(front, "vllm:num_requests_waiting") > 0)
+        os.kill(processes(front, "engine")[0], signal.SIGKILL)
+        assert [answer.result() for answer in running] == [vectors] * 2
+    assert counter(front, "vllm:engine_restarts_total") == 1
 
 
 def test_an_engine_that_is_killed_is_replaced_under_all_fronts(front: Any) -> None:

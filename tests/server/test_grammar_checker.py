@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,47 @@ async def test_who_gets_no_time_waits_for_it(
     with pytest.raises(QueueFullError, match="try again"):
         await checker.check(of_schema({"type": "null"}))
     assert await checker.check(of_schema({"type": "null"}))
+
+
+async def test_a_process_that_was_killed_in_between_is_replaced(checker: GrammarChecker) -> None:
+    await checker.check(of_schema({}))
+    process = checker._process
+    assert process is not None
+    process.kill()
+    await process.wait()
+    assert await checker.check(of_schema({"type": "array"}))
+    assert checker._process is not process
+
+
+async def test_a_kill_is_not_held_against_the_constraint(checker: GrammarChecker) -> None:
+    """The system may do that when its memory is short, to whomever it likes."""
+    await checker.check(of_schema({}))
+    process = checker._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    waiting = asyncio.create_task(checker.check(of_schema({"type": "array"})))
+    await asyncio.sleep(0.1)
+    process.kill()
+    with pytest.raises(QueueFullError, match="try again"):
+        await waiting
+    assert await checker.check(of_schema({"type": "array"}))
+
+
+@pytest.mark.parametrize("problem", ["it ends", "it can't be made"])
+async def test_a_process_that_does_not_start_is_no_fault_of_the_server(
+    checker: GrammarChecker, problem: str, tmp_path: Path
+) -> None:
+    name = "missing"
+    if problem == "it ends":
+        name = "false"
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(tmp_path / name))
+        with pytest.raises(QueueFullError, match="try again"):
+            await checker.check(of_schema({}))
+    assert checker._process is None
+    assert await checker.check(of_schema({}))
 
 
 async def test_memory_is_limited(checker: GrammarChecker) -> None:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from octavo_server.http_protocol import raise_file_limit
+from support.faults import Target
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +210,26 @@ def test_idle_connections_do_not_slow_a_probe(front: Any) -> None:
             sock.sendall(b"GET /health HTTP/1.1\r\n")
         crowded = probe(front)
     assert crowded < 3 * alone + 0.01, (alone, crowded)
+
+
+def test_more_connections_than_the_system_allows_open_files(start_front: Any) -> None:
+    """The rest get no place, and the log no line for each time that it is tried.
+
+    The event loop alone tries 2,048 times at once, a thousand times a second.
+    """
+    front = start_front(prefix=("sh", "-c", 'ulimit -n 200 && exec "$@"', "sh")).wait_ready()
+    with contextlib.ExitStack() as stack:
+        for _ in range(400):
+            sock = stack.enter_context(connected(front))
+            with contextlib.suppress(ConnectionError):  # it may be closed already
+                sock.sendall(b"GET /health HTTP/1.1\r\n")
+        assert httpx.get(front.url + "/ready", timeout=20).status_code == 200
+        # Not even another engine lacks files.
+        Target(front.url, front.process.pid).kill("octavo: engine")
+        answer = front.post("/v1/completions", {"prompt": "hello", "max_tokens": 5})
+        while answer.status_code == 503:
+            time.sleep(0.05)
+            answer = front.post("/v1/completions", {"prompt": "hello", "max_tokens": 5})
+        assert answer.json()["choices"][0]["text"] == "hello"
+    assert "At most 100 connections" in front.stderr
+    assert len(front.stderr) < 10_000

@@ -72,13 +72,15 @@ def test_answers_and_errors_line_by_line(front: Any, tmp_path: Path) -> None:
         line("text", prompt="again"),
         line("elsewhere", "//example.org/v1/completions"),
         line("read", COMPLETIONS, "GET"),
+        line("two lines", COMPLETIONS + "\r\nX-Api-Key: guess"),
+        line("long", COMPLETIONS + "?" + 70000 * "x"),
         line("breaks", prompt="break it"),
         "{not json",
     )
     target = tmp_path / "out.jsonl"
     done = run_batch(source, target, front.url)
     assert done.returncode == 1
-    assert "2 answered, 9 failed, 0 answered before" in done.stderr
+    assert "2 answered, 11 failed, 0 answered before" in done.stderr
     lines = [json.loads(text) for text in target.read_text().splitlines()]
     assert all(set(item) == {"id", "custom_id", "response", "error"} for item in lines)
     assert len({item["id"] for item in lines}) == len(lines)
@@ -101,9 +103,9 @@ def test_answers_and_errors_line_by_line(front: Any, tmp_path: Path) -> None:
     }
     error = good["wrong field"]["response"]["body"]["error"]
     assert error["param"] == "temperature"
-    assert set(bad) == {"streamed", "text", "elsewhere", "read", None}
+    assert set(bad) == {"streamed", "text", "elsewhere", "read", "two lines", "long", None}
     assert {item["code"] for item in bad.values()} == {"invalid_line"}
-    assert "line 12" in bad[None]["message"]
+    assert "line 14" in bad[None]["message"]
     assert "line 8: custom_id 'text' was there before" in bad["text"]["message"]
 
 
@@ -260,3 +262,50 @@ def test_a_wrong_key_writes_nothing_off(start_front: Any, tmp_path: Path) -> Non
     assert target.read_text() == ""
     assert run_batch(source, target, front.url, "--api-key", "sk-right").returncode == 0
     assert len(results(target)) == 20
+
+
+def test_an_input_that_can_be_read_only_once(front: Any, tmp_path: Path) -> None:
+    """A pipe, for example ``-i <(grep ...)``; nothing of it must get lost."""
+    target = tmp_path / "out.jsonl"
+    source = "\n".join(line(str(number), prompt="hello", max_tokens=3) for number in range(3))
+    done = subprocess.run(
+        command(Path("/dev/stdin"), target, front.url),
+        input=source,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "3 answered, 0 failed" in done.stderr
+    assert set(results(target)) == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "/dev/full"])
+def test_a_target_that_is_no_file(name: str, tmp_path: Path) -> None:
+    """``/dev/full`` was read for answers until the memory ended."""
+    with pytest.raises(ConfigError, match="no regular file"):
+        BatchOutput(Path(name))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(ConfigError, match="no regular file"):
+        BatchOutput(fifo)
+
+
+def test_a_full_disk_is_one_line(front: Any, tmp_path: Path) -> None:
+    """A limit on a file's size stands for it. What was answered until then stays answered."""
+    source = write(tmp_path, *(line(str(i), prompt="hello " * 30) for i in range(40)))
+    target = tmp_path / "out.jsonl"
+    limit = ("sh", "-c", 'trap "" XFSZ; ulimit -f 8 && exec "$@"', "sh")
+    done = subprocess.run(
+        [*limit, *command(source, target, front.url)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"octavo run-batch: error: {target} can't be written: File too large.\n"
+    done = run_batch(source, target, front.url)
+    assert done.returncode == 0
+    assert " 0 answered before" not in done.stderr
+    assert len(results(target)) == 40

@@ -25,3 +25,10 @@ def test_the_third_crash_within_ten_minutes_is_the_last() -> None:
 def test_crashes_that_are_long_ago_do_not_count() -> None:
     supervisor = supervisor_at([index * (CRASH_WINDOW / 2 + 1) for index in range(20)])
     assert [supervisor.note_crash() for _ in range(20)] == [None] * 20
+
+
+def test_the_first_crash_is_the_last_where_nothing_is_to_be_replaced() -> None:
+    spawn: Any = None
+    supervisor = Supervisor(spawn, restarts=False)
+    assert "--no-engine-restart" in str(supervisor.note_crash())
+    assert supervisor.num_restarts == 0

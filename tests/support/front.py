@@ -98,6 +98,9 @@ class FrontUnderTest:
         # There is no TLS, and reading all certificates of the system takes 0.1 s.
         return httpx.post(self.url + path, json=body, timeout=20, **{"verify": False, **kwargs})
 
+    def get(self, url: str) -> httpx.Response:
+        return httpx.get(url, timeout=20, verify=False)
+
     def events(self, path: str, body: dict[str, Any]) -> list[Any]:
         """Stream a request, check the frame around it, and return its events."""
         response = self.post(path, body | {"stream": True})

@@ -104,5 +104,6 @@ def test_rows_that_pad_leave_the_cache_alone(make_config, tiny_folder, monkeypat
     worker.execute_model(drive.step([(slot, 1, 3) for slot in range(3)], step_id=2))
     worker.sample_tokens(None)
     for cache, old in zip(worker.runner.kv_caches, before, strict=True):
-        changed = (cache.key != old).any(dim=(1, 3)).nonzero().tolist()
+        changed = (cache.key != old)[:: worker.runner.batch.block_step].any(dim=(1, 3))
+        changed = changed.nonzero().tolist()
         assert changed == [[block, slot] for block in (1, 2, 3) for slot in range(4)]

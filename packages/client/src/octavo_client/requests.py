@@ -18,6 +18,9 @@ Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 """A text or its token ids, or several of them."""
 
 
+_MAX_PATH_CHARS = 2048
+
+
 class SamplingOptions(TypedDict, total=False):
     """Options that completions and chat share. What is left out is the server's default.
 
@@ -193,11 +196,16 @@ def post_request(path: str, body: Mapping[str, Any], timeout: float | None) -> H
     """Build a POST of any body to any route.
 
     Raises:
-        InvalidArgumentError: JSON can't carry one of the values, or the path leads elsewhere.
+        InvalidArgumentError: JSON can't carry one of the values, or the path leads elsewhere or
+            can't be sent.
     """
     # The HTTP library would take "//host/path" for another server, which would get the key.
     if not path.startswith("/") or path.startswith("//"):
         raise InvalidArgumentError(f"path {path!r} must start with one slash")
+    if len(path) > _MAX_PATH_CHARS or not path.isprintable():
+        raise InvalidArgumentError(
+            f"path {path[:80]!r} must have no more than {_MAX_PATH_CHARS} characters, all printable"
+        )
     return HTTPRequest("POST", path, _encode(dict(body)), timeout)
 
 

@@ -105,8 +105,13 @@ class GGUFHeader(NamedTuple):
     tensors: dict[str, TensorInfo]
 
 
-def read_gguf_header(path: str | Path) -> GGUFHeader:
+def read_gguf_header(path: str | Path, *, with_vocabulary: bool = True) -> GGUFHeader:
     """Read a file's metadata and tensor table.
+
+    Args:
+        path: The file.
+        with_vocabulary: Whether arrays of strings are read, which only a tokenizer needs and
+            take nearly all the time; else they are empty.
 
     Raises:
         ModelError: The file can't be read, is no GGUF file, is cut short, or states
@@ -118,7 +123,7 @@ def read_gguf_header(path: str | Path) -> GGUFHeader:
             if path.stat().st_size < 24:
                 raise ModelError(f"{path} is too short to be a GGUF file.", field=str(path))
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data).read()
+                return _Reader(path, data, with_vocabulary).read()
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}.", field=str(path)) from error
 
@@ -126,8 +131,9 @@ def read_gguf_header(path: str | Path) -> GGUFHeader:
 class _Reader:
     """A cursor over the mapped file that never leaves it."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, with_vocabulary: bool) -> None:
         self._path = path
+        self._with_vocabulary = with_vocabulary
         self._data = data
         self._size = len(data)
         self._position = 0
@@ -233,6 +239,8 @@ class _Reader:
                 f"it states {length} items, more than the file's {self._size} bytes can hold; the "
                 f"file is cut short or damaged"
             )
+        if item_type == _STRING and not self._with_vocabulary:
+            return self._skip_strings(length)
         if item_type == _STRING:
             return self._strings(length)
         return [self._value(item_type, depth + 1) for _ in range(length)]
@@ -253,6 +261,18 @@ class _Reader:
             raise self._error("it is not valid UTF-8") from error
         self._position = position
         return strings
+
+    def _skip_strings(self, length: int) -> list[str]:
+        data, last, unpack = self._data, self._size - _LENGTH.size, _LENGTH.unpack_from
+        position = self._position
+        for _ in range(length):
+            if position > last:
+                raise self._cut_short()
+            position += _LENGTH.size + unpack(data, position)[0]
+        if position > self._size:
+            raise self._cut_short()
+        self._position = position
+        return []
 
     def _string(self) -> str:
         try:

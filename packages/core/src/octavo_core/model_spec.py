@@ -247,7 +247,7 @@ def read_model_spec(path: str | Path) -> ModelSpec:
             read_json(path / "config.json"), read_json(path / "generation_config.json", {})
         )
         return _with_max_seq_length(spec, path)
-    return spec_from_gguf(read_gguf_header(path))
+    return spec_from_gguf(read_gguf_header(path, with_vocabulary=False))
 
 
 def _with_max_seq_length(spec: ModelSpec, folder: Path) -> ModelSpec:

@@ -152,7 +152,7 @@ def read_plan_source(path: Path, name: str) -> PlanSource:
         return PlanSource(name, spec_from_config(read_json(path)))
     if path.is_dir():
         return PlanSource(name, read_model_spec(path))
-    header = read_gguf_header(path)
+    header = read_gguf_header(path, with_vocabulary=False)
     return PlanSource(name, spec_from_gguf(header), header)
 
 

@@ -154,9 +154,12 @@ class Scheduler:
             if request is None or request.deadline != deadline:
                 continue  # it ended before, and its id may be another's by now
             allowed = deadline - request.arrival_time
+            until = f"with {request.num_output_tokens} tokens generated"
+            if request.pooling_params is not None:
+                until = "before its text was pooled"
             error = DeadlineExceededError(
                 f"The deadline of this request ({allowed:.3g} s after its arrival) has passed "
-                f"with {request.num_output_tokens} tokens generated."
+                f"{until}."
             )
             self._end(request, RequestStatus.FINISHED_ERROR)
             outputs.append(failure(request_id, error))

@@ -14,6 +14,7 @@ from octavo_kernels.filter_logits import filter_logits
 from octavo_kernels.fused_add_rms_norm import fused_add_rms_norm
 from octavo_kernels.fused_moe import Experts, fused_moe
 from octavo_kernels.gelu_and_mul import gelu_and_mul
+from octavo_kernels.huge_page_memory import HugePageMemory
 from octavo_kernels.layer_norm import layer_norm
 from octavo_kernels.mask_logits import TokenEntries, mask_logits
 from octavo_kernels.mla_decode import mla_decode
@@ -37,7 +38,6 @@ from octavo_kernels.select_experts import select_experts
 from octavo_kernels.silu_and_mul import silu_and_mul
 from octavo_kernels.stacked_moe import run_experts, stacked_moe
 from octavo_kernels.unpack_weight import unpack_weight
-from octavo_kernels.use_huge_pages import use_huge_pages
 from octavo_kernels.write_kv_cache import write_kv_cache
 
 __version__ = "0.1.0"
@@ -51,6 +51,7 @@ __all__ = [
     "DecoderLayer",
     "DecoderStep",
     "Experts",
+    "HugePageMemory",
     "Logprobs",
     "PackedWeight",
     "SamplingMetadata",
@@ -92,6 +93,5 @@ __all__ = [
     "stacked_moe",
     "swap_blocks",
     "unpack_weight",
-    "use_huge_pages",
     "write_kv_cache",
 ]

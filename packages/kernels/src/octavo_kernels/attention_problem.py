@@ -18,7 +18,7 @@ from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.cpu.threads import get_num_threads
 
 TILE, SEGMENT = 64, 256
-UNIT_BYTES = 64
+TOKEN_BYTES, UNIT_BYTES = 32, 48
 TILE_ROWS = 48
 """Query rows of a unit in a prefill: enough to pay for the float32 copies of keys and values,
 few enough that their scores and results stay in a cache of 256 KiB beside them."""
@@ -29,7 +29,7 @@ for a sixteenth of the time at most."""
 
 NO_WINDOW = 1 << 40
 
-PROBLEM_FORMAT = struct.Struct("<24q f4x f4x 2q")
+PROBLEM_FORMAT = struct.Struct("<26q f4x f4x 2q")
 PROBLEM_WORDS = PROBLEM_FORMAT.size // 8
 
 plan_units = Kernel("attention.plan", "q")
@@ -49,12 +49,14 @@ class AttentionPlan:
     """How the work of one step divides: the same for all layers of one kind of attention.
 
     Attributes:
-        units: ``[num_words]`` int64, written by `plan_units`.
+        tokens: ``[num_words]`` int64, written by `plan_units`.
+        units: Likewise.
         num_units: How many of them there are.
         max_rows: Query rows of the largest unit.
         is_split: Whether a unit is one segment.
     """
 
+    tokens: Tensor
     units: Tensor
     num_units: int
     max_rows: int
@@ -122,6 +124,8 @@ class AttentionProblem:
             metadata.query_start_loc.data_ptr(),
             metadata.seq_lens.data_ptr(),
             metadata.block_tables.data_ptr(),
+            0,  # the rows of the block tables are the requests'
+            plan.tokens.data_ptr(),
             plan.units.data_ptr(),
             scratch.data_ptr(),
             scratch.data_ptr() + num_threads * scratch_bytes,
@@ -157,20 +161,22 @@ def plan_attention(
         return found
     num_rows, longest = len(metadata.host_seq_lens), max(metadata.host_seq_lens, default=0)
     max_rows, is_split, most_units = divide(num_tokens, num_rows, longest, num_heads, num_kv_heads)
+    tokens = torch.empty(num_tokens * TOKEN_BYTES // 8, dtype=torch.int64)
     units = torch.empty(most_units * UNIT_BYTES // 8, dtype=torch.int64)
-    words = [0] * 24
-    words[7:11] = (
+    words = [0] * 26
+    words[7:10] = (
         metadata.query_start_loc.data_ptr(),
         metadata.seq_lens.data_ptr(),
         metadata.block_tables.data_ptr(),
-        units.data_ptr(),
     )
-    words[14:17] = (num_rows, num_heads, num_kv_heads)
-    words[22:24] = (window or NO_WINDOW, max_rows)
+    words[11:13] = (tokens.data_ptr(), units.data_ptr())
+    words[16:19] = (num_rows, num_heads, num_kv_heads)
+    words[21:23] = (metadata.block_size, metadata.block_tables.stride(0))
+    words[24:26] = (window or NO_WINDOW, max_rows)
     problem = bytearray(PROBLEM_FORMAT.pack(*words, 0.0, 0.0, is_split, 0))
     view = torch.frombuffer(problem, dtype=torch.int64)
     plan_units.alone(view.data_ptr())
-    plan = AttentionPlan(units, int(view[13]), max_rows, is_split)
+    plan = AttentionPlan(tokens, units, int(view[15]), int(view[25]), is_split)
     metadata.plans[key] = plan
     return plan
 
@@ -178,7 +184,7 @@ def plan_attention(
 def thread_scratch_bytes(max_rows: int, head_dim: int, value_dim: int) -> int:
     """Bytes that each thread needs for itself."""
     floats = 2 * max_rows * (value_dim + 2) + max_rows * head_dim
-    floats += (max_rows + 2) * TILE + TILE * (head_dim + value_dim)
+    floats += (max_rows + 3) * TILE + TILE * (head_dim + value_dim)
     return -(-4 * floats // 64) * 64  # a cache line has one owner
 
 
@@ -202,8 +208,11 @@ def divide(
     """Choose it from a step's tokens and requests, and the longest of these."""
     group = num_heads // num_kv_heads
     decode_only = num_tokens <= num_rows
-    tokens_of_unit = 1 if decode_only else max(TILE_ROWS // group, 1)
+    tokens_of_unit = max(TILE_ROWS // group, 1)
     most_tasks = (num_tokens // tokens_of_unit + num_rows) * num_kv_heads
+    if decode_only:
+        tokens_of_unit = min(tokens_of_unit, num_rows)
+        most_tasks = num_rows * num_kv_heads
     is_split = most_tasks < SPLIT_BELOW and longest > SEGMENT
     most_units = most_tasks * (longest // SEGMENT + 1) if is_split else most_tasks
     return Division(tokens_of_unit * group, is_split, most_units)

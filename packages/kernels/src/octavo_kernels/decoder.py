@@ -24,7 +24,7 @@ from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.cpu.threads import get_num_threads
 from octavo_kernels.fused_add_rms_norm import fused_add_rms_norm
 from octavo_kernels.gelu_and_mul import gelu_and_mul
-from octavo_kernels.multiply import ARGUMENT_BYTES, MULTIPLY
+from octavo_kernels.multiply import ARGUMENT_BYTES, MULTIPLY, quantized_bytes
 from octavo_kernels.packed_weight import DENSE_KINDS, PackedWeight
 from octavo_kernels.paged_attention import paged_attention
 from octavo_kernels.quantized_matmul import PRIVATE_ROWS, quantized_matmul
@@ -430,7 +430,7 @@ class DecoderBuffers:
         self._qkv = torch.empty(capacity, qkv_size)
         self._gate_up = torch.empty(capacity, 2 * ffn_size)
         self._ffn_rows = torch.empty(capacity, ffn_size)
-        self._ffn_quantized = torch.empty(capacity * (ffn_size + ffn_size // 4), dtype=torch.uint8)
+        self._ffn_quantized = torch.empty(capacity * quantized_bytes(ffn_size), dtype=torch.uint8)
         self._arguments = torch.empty(num_threads * ARGUMENT_BYTES, dtype=torch.uint8)
         # Rows as float32 and quantized: each thread's own if there are few, shared if many.
         widest = max(decoder.hidden_size, query_size)

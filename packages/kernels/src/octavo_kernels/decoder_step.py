@@ -22,6 +22,7 @@ from octavo_kernels.attention_problem import (
     NO_WINDOW,
     PROBLEM_FORMAT,
     TILE_ROWS,
+    TOKEN_BYTES,
     UNIT_BYTES,
     Division,
     divide,
@@ -311,6 +312,9 @@ class _StepMemory:
         partial_bytes = self._most_partials * (head_dim + 2) * 4
         self._scratch = torch.empty(num_threads * scratch_bytes + partial_bytes, dtype=torch.uint8)
         num_kinds = len(self._kind_keys)
+        self._tokens = torch.empty(
+            num_kinds, self._buffers.capacity * TOKEN_BYTES, dtype=torch.uint8
+        )
         self._units = torch.empty(num_kinds, self._most_units * UNIT_BYTES, dtype=torch.uint8)
         partials = self._scratch.data_ptr() + num_threads * scratch_bytes
 
@@ -318,12 +322,13 @@ class _StepMemory:
             kind: int, key_cache: int = 0, value_cache: int = 0, stride: int = 0, sinks: int = 0
         ) -> NDArray[np.int64]:
             group, window = self._kind_keys[kind]
-            table, units = self._block_tables[group], self._units[kind]
+            table, tokens, units = self._block_tables[group], self._tokens[kind], self._units[kind]
             packed = PROBLEM_FORMAT.pack(
                 *(self._buffers.query.data_ptr(), key_cache, value_cache),
                 *(self._attended.data_ptr(), 0, 0, sinks),
                 *(self._requests[0].ctypes.data, self._requests[1].ctypes.data),
-                *(table.ctypes.data, units.data_ptr(), self._scratch.data_ptr(), partials),
+                *(table.ctypes.data, step._slots[0].ctypes.data, tokens.data_ptr()),
+                *(units.data_ptr(), self._scratch.data_ptr(), partials),
                 *(0, 0, num_heads, num_kv_heads, head_dim, head_dim, step._block_size),
                 *(table.shape[1], stride, window or NO_WINDOW, 0),
                 *(step._scale, decoder.soft_cap or 0.0, 0, scratch_bytes),

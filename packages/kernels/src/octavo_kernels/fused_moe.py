@@ -11,7 +11,7 @@ from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.cpu.threads import get_num_threads
 from octavo_kernels.dispatch import use_cpu
 from octavo_kernels.gelu_and_mul import gelu_and_mul_reference
-from octavo_kernels.multiply import ARGUMENT_BYTES, MULTIPLY
+from octavo_kernels.multiply import ARGUMENT_BYTES, MULTIPLY, quantized_bytes
 from octavo_kernels.packed_weight import DENSE_KINDS, PackedWeight
 from octavo_kernels.quantized_matmul import quantized_matmul_reference
 from octavo_kernels.silu_and_mul import silu_and_mul_reference
@@ -103,7 +103,8 @@ def fused_moe(x: Tensor, experts: Experts, topk_weights: Tensor, topk_ids: Tenso
     starts[1:] = torch.bincount(ids, minlength=len(experts.down)).cumsum(0)
     pairs = len(order)
     floats = torch.empty(pairs * (2 * hidden + 3 * ffn))
-    bytes_ = torch.empty(pairs * (hidden + ffn) * 5 // 4, dtype=torch.uint8)
+    row_bytes = quantized_bytes(hidden), quantized_bytes(ffn)
+    bytes_ = torch.empty(pairs * sum(row_bytes), dtype=torch.uint8)
     arguments = torch.empty(get_num_threads() * ARGUMENT_BYTES, dtype=torch.uint8)
     out = torch.empty(num_tokens, hidden)
     at = floats.data_ptr()
@@ -113,7 +114,7 @@ def fused_moe(x: Tensor, experts: Experts, topk_weights: Tensor, topk_ids: Tenso
             *(_ACTIVATIONS[experts.activation], len(experts.down), *experts.word_addresses),
             *(weights.data_ptr(), token_of_pair.data_ptr(), place_of_choice.data_ptr()),
             *(starts.data_ptr(), at, bytes_.data_ptr(), at + 4 * pairs * hidden),
-            *(at + 4 * pairs * (hidden + 2 * ffn), bytes_.data_ptr() + pairs * hidden * 5 // 4),
+            *(at + 4 * pairs * (hidden + 2 * ffn), bytes_.data_ptr() + pairs * row_bytes[0]),
             *(at + 4 * pairs * (hidden + 3 * ffn), out.data_ptr(), arguments.data_ptr()),
         ]
     )

@@ -9,6 +9,9 @@ from octavo_kernels.weight_fields import WeightFields, split_last
 
 ROWS = 8
 
+REGROUPED_KINDS = ("q8_0", "q4_0", "q4_1")
+"""Kinds whose blocks GGUF has in the order of `PackedWeight`, but each row's by itself."""
+
 
 def interleave(fields: WeightFields, kind: str) -> Tensor:
     """Lay a weight's fields out as `PackedWeight.data`, ``[num_groups, bytes]`` uint8."""
@@ -26,6 +29,26 @@ def interleave(fields: WeightFields, kind: str) -> Tensor:
     else:
         parts = _q4_k_parts(fields, kind)
     return torch.cat(parts, dim=-1).flatten(1)
+
+
+def regroup(lines: Tensor, kind: str, out: Tensor) -> None:
+    """Lay the bytes of GGUF's rows out as `PackedWeight.data`; a fifth of the time of `interleave`.
+
+    Args:
+        lines: ``[rows, bytes]`` uint8, whole groups of rows.
+        kind: One of `REGROUPED_KINDS`.
+        out: ``[num_groups, bytes of a group]`` uint8, for the result.
+    """
+    num_scales = 2 if kind == "q4_1" else 1  # float16 each
+    block = 17 if kind == "q8_0" else 8 + num_scales  # in words of 16 bits
+    rows = lines.view(torch.int16).view(len(out), ROWS, -1, block)
+    blocks = out.view(torch.int16).view(len(out), -1, ROWS * block)
+    scales = split_last(blocks[..., : ROWS * num_scales], num_scales, ROWS)
+    scales.copy_(rows[..., :num_scales].permute(0, 2, 3, 1))
+    # The numbers go by fours of bytes, which are seldom aligned before they are copied.
+    numbers = rows[..., num_scales:].contiguous().view(torch.int32)  # [groups, ROWS, blocks, fours]
+    fours = split_last(blocks[..., ROWS * num_scales :].view(torch.int32), -1, ROWS)
+    fours.copy_(numbers.permute(0, 2, 3, 1))
 
 
 def separate(data: Tensor, kind: str, scales: Tensor | None, in_features: int) -> WeightFields:

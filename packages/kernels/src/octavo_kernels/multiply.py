@@ -17,3 +17,11 @@ bytes of a row, and whether it is added to what is there."""
 
 ARGUMENT_BYTES = 128
 """Room for the arguments of one call of one thread."""
+
+
+def quantized_bytes(inputs: int) -> int:
+    """Bytes of a row of activations that quantized weights are multiplied with.
+
+    A block of 32 is laid out in `octavo_kernels.cpu.activations`.
+    """
+    return inputs // 32 * 44

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo_kernels.interleave import interleave
+from octavo_kernels.interleave import REGROUPED_KINDS, interleave, regroup
 from octavo_kernels.packed_weight import (
     DENSE_KINDS,
     ROWS_OF_GROUP,
@@ -49,11 +49,15 @@ def pack_weight(raw: Tensor, kind: str, shape: Sequence[int]) -> PackedWeight:
         raise ValueError(f"{raw.numel()} bytes of {kind} do not fill the shape {list(shape)}")
     # Zero bytes are zero scales, whatever the kind.
     lines = _fill_up(raw.reshape(rows, row_bytes), ROWS_OF_GROUP)
-    pieces = [
-        interleave(read_gguf_fields(piece, kind, len(piece)), kind)
-        for piece in torch.split(lines, _ROWS_AT_ONCE)
-    ]
-    return PackedWeight(kind, (rows, inputs), torch.cat(pieces))
+    data = raw.new_empty(len(lines) // ROWS_OF_GROUP, ROWS_OF_GROUP * row_bytes)
+    pieces = torch.split(lines, _ROWS_AT_ONCE)
+    targets = torch.split(data, _ROWS_AT_ONCE // ROWS_OF_GROUP)
+    for piece, target in zip(pieces, targets, strict=True):
+        if kind in REGROUPED_KINDS:
+            regroup(piece, kind, target)
+        else:
+            target.copy_(interleave(read_gguf_fields(piece, kind, len(piece)), kind))
+    return PackedWeight(kind, (rows, inputs), data)
 
 
 def pack_dense_weight(weight: Tensor) -> PackedWeight:

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo_kernels.cpu.jit import Kernel
 from octavo_kernels.cpu.threads import get_num_threads
 from octavo_kernels.dispatch import use_cpu, use_triton
-from octavo_kernels.multiply import ARGUMENT_BYTES, MULTIPLY
+from octavo_kernels.multiply import ARGUMENT_BYTES, MULTIPLY, quantized_bytes
 from octavo_kernels.packed_weight import DENSE_KINDS, PackedWeight
 from octavo_kernels.unpack_weight import unpack_weight
 from octavo_kernels.weight_fields import split_last
@@ -68,7 +68,7 @@ def quantized_matmul(x: Tensor, weight: PackedWeight, bias: Tensor | None = None
     scratch_bytes = num_threads * ARGUMENT_BYTES
     if is_quantized:
         copies = num_threads if num_tokens <= PRIVATE_ROWS else 1
-        scratch_bytes += copies * num_tokens * (inputs + inputs // 4)
+        scratch_bytes += copies * num_tokens * quantized_bytes(inputs)
     scratch = torch.empty(scratch_bytes, dtype=torch.uint8)
     run = linear.alone if num_tokens * rows * inputs <= _ALONE else linear
     run(

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import uuid
@@ -158,17 +159,26 @@ class BatchOutput:
     def __init__(self, path: Path) -> None:
         self.answered: set[str] = set()
         try:
+            if path.exists() and not path.is_file():
+                raise ConfigError(f"{path} is no regular file.", field="output_file")
             self._file = path.open("a+b")
             self._lock(path)
             self._keep_answers(path)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(f"{path} can't be written: {reason}.", field="output_file") from error
+            raise _unwritable(path, error) from error
+        self._path = path
 
     def write(self, result: BatchResult) -> None:
-        """Append one line, whole."""
-        self._file.write(msgspec.json.encode(result) + b"\n")
-        self._file.flush()
+        """Append one line, whole.
+
+        Raises:
+            ConfigError: There is no room for it. The next run tries its request again.
+        """
+        try:
+            self._file.write(msgspec.json.encode(result) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +189,9 @@ class BatchOutput:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._file.close()
+        # What could not be written stays in its buffer, and was told of.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _lock(self, path: Path) -> None:
         try:
@@ -212,6 +224,11 @@ class BatchOutput:
                 self._file.flush()
         finally:
             kept.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    reason = error.strerror or str(error)
+    return ConfigError(f"{path} can't be written: {reason}.", field="output_file")
 
 
 def _read_result(line: bytes, number: int, path: Path) -> BatchResult | None:

@@ -22,6 +22,7 @@ from octavo_server.supervisor import Supervisor
 _BEST_FIRST = (
     EngineState.READY,
     EngineState.RESTARTING,
+    EngineState.ASLEEP,
     EngineState.STARTING,
     EngineState.DEAD,
 )
@@ -159,11 +160,15 @@ class EngineGroup:
     async def call(self, method: str, *args: Any) -> Any:
         """Call an operator function of each engine; returns what the first one answers.
 
+        Those that have ended for good are left out, as long as others serve.
+
         Raises:
             EngineDeadError: One of the engines is not up.
             RequestFailedError: One refused, or did not answer in time.
         """
-        answers = await asyncio.gather(*(keeper.call(method, *args) for keeper in self.keepers))
+        alive = [keeper for keeper in self.keepers if keeper.state is not EngineState.DEAD]
+        calls = (keeper.call(method, *args) for keeper in alive or self.keepers)
+        answers = await asyncio.gather(*calls)
         return answers[0]
 
     async def close(self, grace: float = 3.0) -> None:
@@ -198,7 +203,7 @@ def keep_engines(
     """
     restarts = config.server.engine_restart
     keepers = [
-        EngineKeeper(process, Supervisor(spawner.spawn) if restarts else None)
+        EngineKeeper(process, Supervisor(spawner.spawn, restarts=restarts))
         for process, spawner in zip(processes, spawners, strict=True)
     ]
     return keepers[0] if len(keepers) == 1 else EngineGroup(keepers)

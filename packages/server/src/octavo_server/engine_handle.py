@@ -16,7 +16,8 @@ class EngineState(enum.Enum):
 
     STARTING = "starting"
     READY = "ready"
-    RESTARTING = "restarting"  # it has crashed, and another one takes over what it had
+    RESTARTING = "restarting"  # another one takes over what it had, or is woken up
+    ASLEEP = "asleep"  # its process was ended, until it is woken up
     DEAD = "dead"
 
 
@@ -104,6 +105,9 @@ class EngineHandle(Protocol):
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call one of the engine's operator functions, between two of its steps.
+
+        Two of them are about its process: ``sleep`` ends it, and ``wake_up`` starts another one
+        and returns when that is ready.
 
         Raises:
             EngineDeadError: The engine is not up.

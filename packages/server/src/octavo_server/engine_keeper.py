@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 # Seconds that an engine which has said its last word gets to end its workers.
 _END_SECONDS = 2.0
+# An engine that is put to sleep gets so many, as nobody waits for another one.
+_SLEEP_SECONDS = 10.0
+_POLL_SECONDS = 0.02
 # An operator function waits for the step that runs; a long prefill takes its time.
 CALL_SECONDS = 120.0
 # What of `SchedulerStats` only grows. Each engine counts from 0, and a dashboard sees one server.
@@ -34,13 +37,13 @@ class EngineKeeper:
 
     Args:
         process: The engine process, already spawned.
-        supervisor: Starts another process when one has crashed; without it, a crash is the end.
+        supervisor: Starts another process when one has crashed, or was put to sleep.
 
     Attributes:
         on_outputs: Gets what each step brings, and an error for each request that is given up.
     """
 
-    def __init__(self, process: EngineProcess, supervisor: Supervisor | None = None) -> None:
+    def __init__(self, process: EngineProcess, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self.on_outputs: Callable[[list[wire.EngineCoreOutput]], None] = lambda outputs: None
         self.state = EngineState.STARTING
@@ -54,6 +57,7 @@ class EngineKeeper:
         self._config: EngineConfig | None = None
         self._closing = False
         self._recovery: asyncio.Task[None] | None = None
+        self._falling_asleep = asyncio.Lock()
         # Set when a step's outputs came while a new engine tries the old one's requests.
         self._progressed = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -83,7 +87,7 @@ class EngineKeeper:
     @property
     def num_restarts(self) -> int:
         """How many engines were started in place of one that had crashed."""
-        return self._supervisor.num_restarts if self._supervisor is not None else 0
+        return self._supervisor.num_restarts
 
     def configure(self, config: EngineConfig) -> None:
         """Give the engine its configuration, now or as soon as it says hello."""
@@ -132,12 +136,18 @@ class EngineKeeper:
         self._progressed.set()
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call one of the engine's operator functions, between two of its steps.
+        """Call one of the engine's operator functions; see `EngineHandle.call`.
 
         Raises:
             EngineDeadError: The engine is not up.
             RequestFailedError: It refused, or did not answer in time.
         """
+        if method == "sleep":
+            return await self._sleep()
+        if method == "wake_up":
+            return await self._wake_up()
+        if self.state is EngineState.ASLEEP:
+            return None  # there is nothing left to forget
         if self.state is not EngineState.READY:
             raise self._why_not()
         return await self._calls.ask(
@@ -160,7 +170,10 @@ class EngineKeeper:
         await self._link.close(grace)
 
     def _why_not(self) -> OctavoError:
-        return self._death.result() if self._death.done() else EngineDeadError("not started")
+        if self._death.done():
+            return self._death.result()
+        asleep = self.state is EngineState.ASLEEP
+        return EngineDeadError("the engine sleeps" if asleep else "not started")
 
     def _send(self, message: wire.ToEngine) -> None:
         self._link.send(message)
@@ -191,6 +204,36 @@ class EngineKeeper:
         self.state = EngineState.READY
         self.stage, self.progress = "ready", 1.0
 
+    # Sleep
+
+    async def _sleep(self) -> None:
+        """End the engine process; all memory that it has, on its device too, goes with it."""
+        async with self._falling_asleep:
+            await self._end_of_restart()
+            if self.state is EngineState.ASLEEP:
+                return
+            if self.state is not EngineState.READY:
+                raise self._why_not()
+            self.state = EngineState.ASLEEP
+            self.stage, self.progress = "asleep", None
+            self._send(wire.Shutdown())
+            self._forget_load()
+            self._lose_all(EngineDeadError("the engine was put to sleep"))
+            await self._link.close(_SLEEP_SECONDS)
+
+    async def _wake_up(self) -> None:
+        """Start another engine process, if there is none, and wait until it is ready."""
+        async with self._falling_asleep:
+            if self.state is EngineState.ASLEEP:
+                self._start_another()
+        await self._end_of_restart()
+        if self.state is not EngineState.READY:
+            raise self._why_not()
+
+    async def _end_of_restart(self) -> None:
+        while self.state is EngineState.RESTARTING:
+            await asyncio.sleep(_POLL_SECONDS)
+
     # A crash, and what follows
 
     def _on_engine_end(self, error: OctavoError) -> None:
@@ -200,10 +243,8 @@ class EngineKeeper:
         if self.state is EngineState.STARTING:
             self._fail(_with_stage(error, self.stage))
             return
-        reason = "it is not replaced (--no-engine-restart)"
-        if self._supervisor is not None:
-            reason = self._supervisor.note_crash() or ""
-        if reason:
+        reason = self._supervisor.note_crash()
+        if reason is not None:
             self._fail(EngineDeadError(f"{error}; {reason}"))
             return
         logger.error(
@@ -212,16 +253,18 @@ class EngineKeeper:
             len(self._ledger),
         )
         self._calls.fail_all(EngineDeadError(f"{error}; another one is being started"))
+        self._forget_load()
+        self._start_another()
+        self._quarantine(self._ledger.note_crash())
+
+    def _start_another(self) -> None:
         self.state = EngineState.RESTARTING
         self.stage, self.progress = "starting another engine process", None
-        self._forget_load()
-        self._quarantine(self._ledger.note_crash())
         if self._recovery is not None:
             self._recovery.cancel()
         self._recovery = asyncio.get_running_loop().create_task(self._replace_engine())
 
     async def _replace_engine(self) -> None:
-        assert self._supervisor is not None
         assert self._config is not None
         # The old one's memory has to be free before the new one looks how much there is. Tokens
         # that are still in its socket are computed again.
@@ -284,10 +327,14 @@ class EngineKeeper:
         if is_news:
             logger.error("The engine has ended: %s", error)
         lost = error if isinstance(error, EngineDeadError) else EngineDeadError(str(error))
-        self._calls.fail_all(lost)
+        self._lose_all(lost)
+
+    def _lose_all(self, error: EngineDeadError) -> None:
+        """Answer everything that the engine owes with an error."""
+        self._calls.fail_all(error)
         owed = list(self._ledger)
         self._ledger.remove(owed)
-        self.on_outputs([_lost(request_id, lost) for request_id in owed])
+        self.on_outputs([_lost(request_id, error) for request_id in owed])
 
 
 def _with_stage(error: OctavoError, stage: str) -> OctavoError:

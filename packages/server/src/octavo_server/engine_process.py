@@ -8,7 +8,6 @@ idle engine uses no CPU.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import logging
 import multiprocessing
@@ -34,9 +33,12 @@ from octavo_core.kv_events import KVEvent
 from octavo_core.process import (
     BEATS_PER_TIMEOUT,
     StepCounter,
+    end_of_start_up,
     exit_with_parent,
+    give_back_memory,
     start_heartbeat,
     start_without_interrupts,
+    without_collections,
 )
 from octavo_server import __version__
 from octavo_server.kv_event_publisher import KVEventPublisher
@@ -120,7 +122,8 @@ def serve_engine(
     try:
         link.send(wire.Hello(os.getpid(), __version__))
         link.report_progress("importing the executor", None)
-        importlib.import_module(preload)
+        with without_collections():
+            importlib.import_module(preload)
         link.report_progress("waiting for the model's files", None)
         config = link.receive_config()
         if config.cache.kv_events_endpoint is not None:
@@ -132,8 +135,7 @@ def serve_engine(
         # While it loads, SIGTERM ends the process at once. Now the front decides: a service
         # manager that signals all processes must not cut off answers that the front waits for.
         _ignore_sigterm()
-        gc.collect()
-        gc.freeze()
+        end_of_start_up()
         _run_loop(engine, link, publisher)
         return 0
     except UserError as error:
@@ -227,6 +229,7 @@ class FrontLink:
 def _run_loop(engine: Engine, link: FrontLink, publisher: KVEventPublisher | None) -> None:
     """Step while there is work and sleep while there is none, until `Shutdown`."""
     interval = _FIRST_HEALTH_INTERVAL
+    may_hold_memory = True
     while True:
         message = link.receive(0.0 if engine.has_unfinished_requests() else interval)
         while message is not None:
@@ -240,9 +243,14 @@ def _run_loop(engine: Engine, link: FrontLink, publisher: KVEventPublisher | Non
             with link.steps:
                 outputs = engine.step()
             link.send(outputs)
+            may_hold_memory = True
         else:
             with link.steps:
                 engine.check_health()
+                if may_hold_memory and interval == _HEALTH_INTERVAL:
+                    # 40 MB after prompts of 1,000 tokens, 18 after getting ready for grammars.
+                    give_back_memory()
+                    may_hold_memory = False
             interval = _HEALTH_INTERVAL
         if publisher is not None:
             publisher.publish(engine.take_kv_events())

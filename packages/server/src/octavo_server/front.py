@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import ipaddress
 import json
 import logging
@@ -25,6 +24,7 @@ import setproctitle
 
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError, EngineDeadError
+from octavo_core.process import end_of_start_up, without_collections
 from octavo_server import __version__
 from octavo_server.engine_process import (
     EngineProcess,
@@ -200,8 +200,9 @@ class Front:
     async def run(self) -> int:
         """Serve until a signal or the engine's death, and return the exit code."""
         self._handle_signals()
-        from octavo_server.api.app import create_app, guard_app
-        from octavo_server.api.context import ServerContext
+        with without_collections():
+            from octavo_server.api.app import create_app, guard_app
+            from octavo_server.api.context import ServerContext
 
         client = self._make_client()
         client.metrics.tracer = self._tracer
@@ -247,8 +248,7 @@ class Front:
             logger.info("Stopped while loading")
             return 0
         context.model = loading.result()
-        gc.collect()
-        gc.freeze()
+        end_of_start_up()
         self._announce(context.model)
 
         dying = asyncio.create_task(context.client.wait_dead())
@@ -314,16 +314,17 @@ class Front:
         """Find the model, read its tokenizer while the engine loads it, and wait for both."""
         path, name = await self._find_model(client)
         # Only now, so that the engine does not wait for these imports (0.4 s) to hear of its model.
-        from octavo_core.memory_planner import longest_model_len
-        from octavo_core.model_spec import read_model_spec
-        from octavo_core.pooler_spec import read_pooler_spec
-        from octavo_server.answer_parser import AnswerFormat
-        from octavo_server.api.context import LoadedModel
-        from octavo_server.input_processor import InputProcessor
-        from octavo_server.output_processor import OutputProcessor
-        from octavo_server.pooling_input_processor import PoolingInputProcessor
-        from octavo_server.sampling_defaults import read_sampling_defaults
-        from octavo_server.tokenizer import load_tokenizer, read_chat_template
+        with without_collections():
+            from octavo_core.memory_planner import longest_model_len
+            from octavo_core.model_spec import read_model_spec
+            from octavo_core.pooler_spec import read_pooler_spec
+            from octavo_server.answer_parser import AnswerFormat
+            from octavo_server.api.context import LoadedModel
+            from octavo_server.input_processor import InputProcessor
+            from octavo_server.output_processor import OutputProcessor
+            from octavo_server.pooling_input_processor import PoolingInputProcessor
+            from octavo_server.sampling_defaults import read_sampling_defaults
+            from octavo_server.tokenizer import load_tokenizer, read_chat_template
 
         tokenizer = await _in_daemon_thread(lambda: load_tokenizer(path))
         if (template := self._config.server.chat_template) is not None:
@@ -335,7 +336,13 @@ class Front:
         )
         length, policy = longest_model_len(spec, self._config), self._config.scheduler
         if pooler is None:
-            input_processor = InputProcessor(tokenizer, spec, length, policy.scheduling_policy)
+            input_processor = InputProcessor(
+                tokenizer,
+                spec,
+                length,
+                policy.scheduling_policy,
+                control_tokens_in_messages=self._config.server.control_tokens_in_messages,
+            )
         else:
             input_processor = PoolingInputProcessor(
                 tokenizer, spec, pooler, length, policy.scheduling_policy
@@ -500,12 +507,21 @@ def _make_server(
 ) -> uvicorn.Server:
     import uvicorn
 
-    from octavo_server.http_protocol import bounded_protocol, raise_file_limit
+    from octavo_server.http_protocol import (
+        bounded_protocol,
+        num_possible_connections,
+        raise_file_limit,
+    )
 
-    raise_file_limit()
+    max_connections = num_possible_connections(config.limits.max_connections, raise_file_limit())
 
     class Server(uvicorn.Server):
-        """A server that leaves the signals to us."""
+        """A server that leaves the signals to us, and accepts one connection at a time."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            for listener in sockets or ():
+                listener.listen(_BACKLOG)
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -514,11 +530,14 @@ def _make_server(
     logging.getLogger("uvicorn.error").addFilter(_is_no_mistake_of_clients)
     uvicorn_config = uvicorn.Config(
         app,
-        backlog=_BACKLOG,
+        # So many asyncio accepts before anything else has its turn, and where files run out it
+        # fails as often, with a line of the log each. So many may wait in the kernel, too, which
+        # `startup` mends.
+        backlog=1,
         log_config=None,
         access_log=False,
         lifespan="off",
-        http=bounded_protocol(config.limits, config.server.write_timeout),
+        http=bounded_protocol(config.limits, config.server.write_timeout, max_connections),
         ws="none",
         h11_max_incomplete_event_size=config.limits.max_request_header_size,
         server_header=False,

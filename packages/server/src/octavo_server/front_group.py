@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from collections import deque
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import setproctitle
 
 from octavo_core.config import EngineConfig
 from octavo_core.errors import EngineDeadError, OctavoError
+from octavo_core.process import HeartbeatMonitor, cpu_seconds
 from octavo_server.engine_handle import EngineHandle
 from octavo_server.engine_process import EngineSpawner, EngineTarget, engine_target
 from octavo_server.front import (
@@ -111,6 +113,19 @@ def bind_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     return [bind_socket(host, port, share=True) for _ in range(count)]
 
 
+async def until_silent(pid: int, monitor: HeartbeatMonitor) -> None:
+    """Wait until a process has neither beaten nor computed for a monitor's time-out.
+
+    What computes may only be slow: with bodies of 16 MiB, beats come late.
+    """
+    computed = cpu_seconds(pid)
+    while monitor.tick():
+        await asyncio.sleep(monitor.interval)
+        before, computed = computed, cpu_seconds(pid)
+        if computed != before:
+            monitor.beat()
+
+
 class FrontGroup:
     """One run of a server with several fronts.
 
@@ -136,16 +151,15 @@ class FrontGroup:
         self._spawners = spawners
         self._noted_signals = noted_signals
         self._engines = [spawner.spawn() for spawner in spawners]
-        level = config.server.log_level
         self._fronts = [
-            FrontProcess(address, index, listener, level)
+            FrontProcess(address, index, listener, config)
             for index, listener in enumerate(listeners)
         ]
         self._crashes: deque[float] = deque(maxlen=MAX_CRASHES)
         self._num_signals = 0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_ending = False
 
     async def run(self) -> int:
@@ -160,6 +174,7 @@ class FrontGroup:
         self._engine: EngineHandle = engine
         self._hub = hub = FrontHub(self._address, engine, self._config)
         hub.on_ready, hub.on_failure = self._on_ready, self._on_front_failure
+        hub.on_sign_of_life = lambda index: self._fronts[index].monitor.beat()
         for front in self._fronts:
             self._watch(front)
         background = self._start_background()
@@ -237,6 +252,7 @@ class FrontGroup:
 
     def _on_ready(self, index: int, ready: FrontReady) -> None:
         self._fronts[index].is_ready = True
+        self._fronts[index].watch = self._start(self._end_if_silent(self._fronts[index]))
         if not self._all_ready.is_set() and all(front.is_ready for front in self._fronts):
             announce(
                 self._config,
@@ -259,10 +275,27 @@ class FrontGroup:
     def _on_front_end(self, front: FrontProcess) -> None:
         asyncio.get_running_loop().remove_reader(front.process.sentinel)
         front.process.join()
+        if front.watch is not None:
+            front.watch.cancel()
         # It may have said why; that is better than an exit code.
-        replacing = asyncio.create_task(self._replace(front))
-        self._replacing.add(replacing)  # the event loop holds no task
-        replacing.add_done_callback(self._replacing.discard)
+        self._start(self._replace(front))
+
+    async def _end_if_silent(self, front: FrontProcess) -> None:
+        """Kill a front that was stopped, or that hangs; it is replaced like one that crashed."""
+        assert front.process.pid is not None
+        await until_silent(front.process.pid, front.monitor)
+        logger.error(
+            "front %d has given no sign of life for %g seconds",
+            front.index,
+            self._config.parallel.heartbeat_timeout,
+        )
+        front.process.kill()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the event loop holds no task
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _replace(self, front: FrontProcess) -> None:
         """Start another front in place of one that has crashed, unless that happens too often."""
@@ -284,9 +317,8 @@ class FrontGroup:
             self._failure.set_result(EXIT_ENGINE_DEAD)
         else:
             logger.error("%s; another one is started", words)
-            level = self._config.server.log_level
             self._fronts[front.index] = FrontProcess(
-                self._address, front.index, self._listeners[front.index], level
+                self._address, front.index, self._listeners[front.index], self._config
             )
             self._watch(self._fronts[front.index])
 

@@ -49,6 +49,7 @@ class FrontHub:
 
     Attributes:
         metrics: What the fronts have counted, as of their last report.
+        on_sign_of_life: Told of each message of a front.
         on_ready: Told when a front takes requests.
         on_failure: Told when a front can't start, and why.
     """
@@ -57,6 +58,7 @@ class FrontHub:
         self._engine = engine
         self._config = config
         self._model: front_wire.ModelFound | None = None
+        self.on_sign_of_life: Callable[[int], None] = lambda index: None
         self.on_ready: Callable[[int, front_wire.FrontReady], None] = lambda index, ready: None
         self.on_failure: Callable[[int, OctavoError], None] = lambda index, error: None
         # Of the fronts that are there, by index, and the other way round.
@@ -64,7 +66,7 @@ class FrontHub:
         self._indices: dict[bytes, int] = {}
         # Engine requests in flight, and the front that each belongs to.
         self._owners: dict[str, int] = {}
-        self._is_sleeping = False
+        self._sleep_level: int | None = None
         self._is_serving = False
         self._num_drains = 0
         self._calls = PendingCalls()
@@ -162,6 +164,7 @@ class FrontHub:
         index = self._indices.get(identity)
         if index is None:
             return  # the last words of a front that is gone
+        self.on_sign_of_life(index)
         match message:
             case front_wire.AddRequests(requests):
                 self._add(index, requests)
@@ -240,12 +243,7 @@ class FrontHub:
         dying = asyncio.ensure_future(self._engine.wait_dead())
         try:
             while not dying.done():
-                status = self._engine_status()
-                if status != self._status:
-                    was, self._status = self._status, status
-                    self._broadcast(status)
-                    if was is None or was.state == EngineState.STARTING.value:
-                        self._tell_limits()
+                self._tell_status()
                 await asyncio.wait({dying}, timeout=_STATUS_INTERVAL)
             error = dying.result()
             self._status = self._engine_status()
@@ -254,6 +252,16 @@ class FrontHub:
             self._broadcast(self._last_words)
         finally:
             dying.cancel()
+
+    def _tell_status(self) -> None:
+        """Tell the fronts where the engine is, if they don't know."""
+        status = self._engine_status()
+        if status == self._status:
+            return
+        was, self._status = self._status, status
+        self._broadcast(status)
+        if was is None or was.state == EngineState.STARTING.value:
+            self._tell_limits()
 
     def _engine_status(self) -> front_wire.EngineStatus:
         engine = self._engine
@@ -269,8 +277,8 @@ class FrontHub:
 
     async def call_fronts(self, method: str, *args: Any) -> list[Any]:
         """Have each front that is there do the same, and return what they answer."""
-        if method == "set_sleeping":
-            self._is_sleeping = args[0]  # for fronts that are started later
+        if method == "set_sleep_level":
+            self._sleep_level = args[0]  # for fronts that are started later
         answers = await asyncio.gather(
             *(self._call_front(index, method, args) for index in self._identities),
             return_exceptions=True,
@@ -296,6 +304,7 @@ class FrontHub:
         except OctavoError as error:
             self._send(index, wire.UtilityResult(call_id, error=str(error)))
         else:
+            self._tell_status()  # an engine that was woken up is ready now
             self._send(index, wire.UtilityResult(call_id, result))
 
     async def _collect(self, index: int, call_id: int) -> None:
@@ -311,7 +320,7 @@ class FrontHub:
     # Sending
 
     def _welcome(self, index: int) -> None:
-        self._send(index, front_wire.Welcome(self._config, self._is_sleeping, self._is_serving))
+        self._send(index, front_wire.Welcome(self._config, self._sleep_level, self._is_serving))
         self._send(index, self._engine_status())
         if self._model is not None:
             self._send(index, self._model)

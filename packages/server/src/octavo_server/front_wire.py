@@ -127,12 +127,12 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         config: All settings, with those that are secret.
-        is_sleeping: The operator lets the server sleep.
+        sleep_level: How deep the operator lets the server sleep; None if it is awake.
         is_late: Others serve already: this one is in the place of a front that has crashed.
     """
 
     config: EngineConfig
-    is_sleeping: bool
+    sleep_level: int | None
     is_late: bool
 
 

@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import signal
 import sys
-import time
 from collections import OrderedDict
 
 import msgspec
 
 from octavo_core.errors import InvalidRequestError, QueueFullError
+from octavo_core.process import cpu_seconds
 from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_server.grammar_check_process import (
     CPU_SECONDS,
@@ -97,7 +96,7 @@ class GrammarChecker:
 
     async def _try_out(self, params: StructuredOutputsParams) -> Verdict:
         process = self._process
-        if process is None:
+        if process is None or process.returncode is not None:
             process = await self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -106,15 +105,17 @@ class GrammarChecker:
             return await _read_verdict(process.stdout, process.pid)
         except _StarvedError:
             await self._end_process()
-            raise QueueFullError(
-                "the server has no time for constraints just now; try again later."
-            ) from None
+            raise _no_time() from None
         except TimeoutError:
             logger.warning("A constraint was given up after %g s", _MAX_SECONDS)
             await self._end_process()
             return Verdict(error=too_slow_today(), is_of_today=True)
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._end_process()
+            if code == -signal.SIGKILL:
+                # Its own limits end it otherwise: this says nothing of the constraint.
+                logger.warning("The process that tries out constraints was killed")
+                raise _no_time() from None
             logger.warning("A constraint has ended its process with exit code %s", code)
             if code == -signal.SIGXCPU:
                 return Verdict(error=too_slow())
@@ -128,17 +129,20 @@ class GrammarChecker:
     async def _start(self) -> asyncio.subprocess.Process:
         if self._closed:
             raise QueueFullError("the server is shutting down.")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "octavo_server.grammar_check_process"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # A Ctrl-C is the front's to handle.
-            start_new_session=True,
-        )
-        self._process = process
-        assert process.stdout is not None
         try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "octavo_server.grammar_check_process"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                # A Ctrl-C is the front's to handle.
+                start_new_session=True,
+            )
+            assert process.stdout is not None
             await asyncio.wait_for(_read_frame(process.stdout), _START_SECONDS)
+        except (asyncio.IncompleteReadError, OSError) as error:  # a TimeoutError is one, too
+            await self._end_process()
+            logger.warning("No process that tries out constraints could be started: %r", error)
+            raise _no_time() from None
         except BaseException:
             await self._end_process()
             raise
@@ -158,6 +162,10 @@ class GrammarChecker:
         return await process.wait()
 
 
+def _no_time() -> QueueFullError:
+    return QueueFullError("the server has no time for constraints just now; try again later.")
+
+
 class _StarvedError(Exception):
     """The process got no time to work in."""
 
@@ -169,28 +177,18 @@ async def _read_verdict(stdout: asyncio.StreamReader, pid: int) -> Verdict:
         TimeoutError: It has had time enough.
         _StarvedError: It has had hardly any, and waited for long.
     """
-    started = _cpu_seconds(pid)
+    started = cpu_seconds(pid)
     reading = asyncio.ensure_future(_read_frame(stdout))
     try:
         for _ in range(math.ceil(_MAX_STARVED_SECONDS / _MAX_SECONDS)):
             done, _ = await asyncio.wait({reading}, timeout=_MAX_SECONDS)
             if done:
                 return msgspec.msgpack.decode(reading.result(), type=Verdict)
-            if _cpu_seconds(pid) - started >= _SHARE:
+            if cpu_seconds(pid) - started >= _SHARE:
                 raise TimeoutError
         raise _StarvedError
     finally:
         reading.cancel()
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Seconds that a process has computed; where that can't be known, as long as it has lived."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return time.monotonic()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _read_frame(stream: asyncio.StreamReader) -> bytes:

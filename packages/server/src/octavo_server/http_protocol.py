@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 from collections import OrderedDict
 from typing import Any
@@ -21,6 +22,10 @@ from octavo_core.config import LimitsConfig
 # The states and events of the very connection that uvicorn makes; we have no need of h11 but that.
 h11: Any = vars(h11_impl)["h11"]
 
+logger = logging.getLogger(__name__)
+
+# Files that a front opens beside its connections: 19, and some for another engine or a helper.
+_OTHER_FILES = 100
 _HEADERS_TOO_LARGE = 431
 _REQUEST_TIMEOUT = 408
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
@@ -193,27 +198,49 @@ class BoundedProtocol(h11_impl.H11Protocol):
         self.transport.close()
 
 
-def bounded_protocol(limits: LimitsConfig, write_timeout: float) -> type[BoundedProtocol]:
+def bounded_protocol(
+    limits: LimitsConfig, write_timeout: float, max_connections: int
+) -> type[BoundedProtocol]:
     """Return the class of one server's connections.
 
     Args:
         limits: What a client may send, and how slowly.
         write_timeout: Seconds that it may leave waiting what it is sent. Counted from when the
             buffers are full until it has taken some of it; 0 for no end.
+        max_connections: As many as wanted and possible.
     """
     attributes = {
         "limits": limits,
-        "idle": Connections(limits.max_connections),
+        "idle": Connections(max_connections),
         "write_timeout": write_timeout,
     }
     return type("BoundedProtocol", (BoundedProtocol,), attributes)
 
 
-def raise_file_limit() -> None:
-    """Let this process have as many connections as the system allows it.
+def raise_file_limit() -> int | None:
+    """Let this process have as many open files as the system allows it, and return how many.
 
-    The usual soft limit of 1,024 open files dates from ``select``.
+    The usual soft limit of 1,024 open files dates from ``select``. None is for no limit.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def num_possible_connections(wanted: int, num_files: int | None) -> int:
+    """Return how many of `wanted` connections a process can have that may open `num_files`.
+
+    A server without a file left can't even close what is too much: it can't accept it.
+    """
+    if num_files is None:
+        return wanted
+    possible = max(num_files - _OTHER_FILES, num_files // 2)
+    if possible < wanted:
+        logger.warning(
+            "At most %d connections at once: this process may have no more than %d open files",
+            possible,
+            num_files,
+        )
+    return min(wanted, possible)

@@ -137,10 +137,12 @@ class HubLink:
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call one of the engine's operator functions; see `EngineHandle.call`."""
-        if self.state is not EngineState.READY:
+        if self.state in (EngineState.STARTING, EngineState.DEAD):
             raise self._death.result() if self._death.done() else EngineDeadError("not started")
+        # Loading a model takes as long as it takes.
+        timeout = None if method == "wake_up" else CALL_SECONDS
         return await self._ask(
-            lambda call_id: wire.UtilityCall(call_id, method, list(args)), method, CALL_SECONDS
+            lambda call_id: wire.UtilityCall(call_id, method, list(args)), method, timeout
         )
 
     async def call_fronts(self, method: str, *args: Any) -> list[Any]:
@@ -184,7 +186,7 @@ class HubLink:
             raise self._death.result()
         return wanted.result()
 
-    async def _ask(self, question: Callable[[int], ToHub], name: str, timeout: float) -> Any:
+    async def _ask(self, question: Callable[[int], ToHub], name: str, timeout: float | None) -> Any:
         return await self._calls.ask(lambda call_id: self.send(question(call_id)), name, timeout)
 
     async def _read(self) -> None:

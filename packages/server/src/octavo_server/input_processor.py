@@ -38,6 +38,7 @@ class InputProcessor:
             the engine is ready.
         scheduling_policy: Name of the engine's policy, which says what a request's priority
             and tenant are good for.
+        control_tokens_in_messages: What spells a control token in a message is the token.
     """
 
     def __init__(
@@ -46,8 +47,11 @@ class InputProcessor:
         spec: ModelSpec,
         max_model_len: int,
         scheduling_policy: str = "fcfs",
+        *,
+        control_tokens_in_messages: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
+        self._control_tokens_in_messages = control_tokens_in_messages
         self._vocab_size = spec.vocab_size
         self._max_model_len = max_model_len
         self._kv_cache_tokens: int | None = None
@@ -192,6 +196,12 @@ class InputProcessor:
         check_text("prompt", prompt)
         return self.tokenizer.encode(prompt, add_special_tokens)
 
+    def encode_beginning(self, text: str) -> list[int]:
+        """Return the token ids of a text that an answer goes on from."""
+        if self._control_tokens_in_messages:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode_plain(text)
+
     def render_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """Return the text that the chat template makes of a conversation.
 
@@ -242,6 +252,8 @@ class InputProcessor:
     def _guard(self) -> ControlTokenGuard:
         from octavo_server.chat_template import ControlTokenGuard
 
+        if self._control_tokens_in_messages:
+            return ControlTokenGuard((), ())
         return ControlTokenGuard(self.tokenizer.special_tokens, self.tokenizer.added_tokens)
 
     @cached_property

@@ -91,8 +91,15 @@ class LLM(PoolingMethods):
         self._default_params = SamplingParams(**read_sampling_defaults(resolved.path))
         self._output_processor = OutputProcessor(self.tokenizer)
         length, policy = longest_model_len(spec, config), config.scheduler.scheduling_policy
+        takes_control_tokens = config.server.control_tokens_in_messages
         self._input_processor = (
-            InputProcessor(self.tokenizer, spec, length, policy)
+            InputProcessor(
+                self.tokenizer,
+                spec,
+                length,
+                policy,
+                control_tokens_in_messages=takes_control_tokens,
+            )
             if pooler is None
             else PoolingInputProcessor(self.tokenizer, spec, pooler, length, policy)
         )

@@ -125,8 +125,8 @@ def _add_load(page: _Page, context: ServerContext, stats: SchedulerStats) -> Non
     page.gauge("host_kv_cache_usage_perc", "--swap-space in use, 0 to 1.", stats.host_cache_usage)
     for state, is_on in (
         ("awake", not context.sleeping),
-        ("weights_offloaded", False),
-        ("discard_all", False),
+        ("weights_offloaded", context.sleep_level == 1),
+        ("discard_all", context.sleep_level == 2),
     ):
         page.gauge("engine_sleep_state", "1 for each true state.", int(is_on), sleep_state=state)
     queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits

@@ -22,13 +22,13 @@ class PendingCalls:
         self._ids = itertools.count(first_id)
         self._calls: dict[int, asyncio.Future[Any]] = {}
 
-    async def ask(self, send: Callable[[int], None], name: str, timeout: float) -> Any:
+    async def ask(self, send: Callable[[int], None], name: str, timeout: float | None) -> Any:
         """Send a question, and return its answer.
 
         Args:
             send: Sends it under the number that it is given.
             name: What is asked, for the error.
-            timeout: Seconds to wait.
+            timeout: Seconds to wait; None is for ever.
 
         Raises:
             RequestFailedError: It was refused, or there was no answer in time.

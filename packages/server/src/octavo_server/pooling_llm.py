@@ -129,7 +129,7 @@ class PoolingMethods:
         request_id = f"llm-{next(self._ids)}"
         fields = ("data_1", "data_2")
         pairs = prepare_pairs(
-            processor, request_id, first, second, PoolingOptions(**options), fields
+            processor, request_id, data_1, data_2, PoolingOptions(**options), fields
         )
         scores = pairs.scores(self._run_pooling(pairs.requests, use_tqdm))
         return [

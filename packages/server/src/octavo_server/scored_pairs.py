@@ -44,8 +44,8 @@ class ScoredPairs:
 def prepare_pairs(
     processor: PoolingInputProcessor,
     request_id: str,
-    first: Sequence[str],
-    second: Sequence[str],
+    first: str | Sequence[str],
+    second: str | Sequence[str],
     options: PoolingOptions,
     fields: tuple[str, str],
 ) -> ScoredPairs:
@@ -55,7 +55,7 @@ def prepare_pairs(
         processor: Of the model.
         request_id: Of the API request.
         first: One text, or as many as there are in `second`.
-        second: Texts.
+        second: One text or several.
         options: What the caller says about them.
         fields: What errors call the two.
 
@@ -65,29 +65,34 @@ def prepare_pairs(
     is_cross_encoder = processor.pooler.is_classifier
     options = options.replace(task="classify" if is_cross_encoder else "embed")
     processor.check_options(options)
-    names_1, names_2 = _names(fields[0], first), _names(fields[1], second)
+    named_1, named_2 = _named(fields[0], first), _named(fields[1], second)
+    count = len(named_1)
     if is_cross_encoder:
         pairs = [
-            processor.process_pair(
-                f"{request_id}-{number}",
-                first[number % len(first)],
-                text,
-                options,
-                fields=(names_1[number % len(first)], names_2[number]),
-            )
-            for number, text in enumerate(second)
+            _prepare_pair(processor, f"{request_id}-{i}", named_1[i % count], named, options)
+            for i, named in enumerate(named_2)
         ]
         return ScoredPairs(pairs, None)
-    texts = [*zip(names_1, first, strict=True), *zip(names_2, second, strict=True)]
     requests = [
         processor.process_text(f"{request_id}-{number}", text, options, name)
-        for number, (name, text) in enumerate(texts)
+        for number, (name, text) in enumerate(named_1 + named_2)
     ]
-    count = len(first)
-    return ScoredPairs(requests, [(i % count, count + i) for i in range(len(second))])
+    return ScoredPairs(requests, [(i % count, count + i) for i in range(len(named_2))])
 
 
-def _names(field: str, texts: Sequence[str]) -> list[str]:
-    if len(texts) == 1:
-        return [field]
-    return [f"{field}[{number}]" for number in range(len(texts))]
+def _prepare_pair(
+    processor: PoolingInputProcessor,
+    request_id: str,
+    first: tuple[str, str],
+    second: tuple[str, str],
+    options: PoolingOptions,
+) -> EngineCoreRequest:
+    names, texts = zip(first, second, strict=True)
+    return processor.process_pair(request_id, *texts, options, fields=names)
+
+
+def _named(field: str, texts: str | Sequence[str]) -> list[tuple[str, str]]:
+    """Return texts with what errors call them."""
+    if isinstance(texts, str):
+        return [(field, texts)]
+    return [(f"{field}[{number}]", text) for number, text in enumerate(texts)]

@@ -17,7 +17,7 @@ import setproctitle
 from octavo_core import wire
 from octavo_core.config import EngineConfig
 from octavo_core.errors import OctavoError, UserError
-from octavo_core.process import exit_with_parent
+from octavo_core.process import BEATS_PER_TIMEOUT, HeartbeatMonitor, exit_with_parent
 from octavo_server.front import Front, example_request
 from octavo_server.front_wire import FrontReady, Report
 from octavo_server.hub_link import HubLink
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXIT_FAILURE = 1
-# Seconds between two reports. What a front that crashes has counted since is lost.
+# Most seconds between two reports. What a front that crashes has counted since is lost.
 _REPORT_INTERVAL = 1.0
 
 
@@ -70,7 +70,7 @@ async def _run(address: str, index: int, listener: socket.socket) -> int:
             config,
             listener,
             link,
-            is_sleeping=welcome.is_sleeping,
+            sleep_level=welcome.sleep_level,
             is_late=welcome.is_late,
             keys=make_key_ring(config.access),
             ssl_context=make_ssl_context(config.access),
@@ -101,7 +101,7 @@ class SubFront(Front):
         listener: socket.socket,
         link: HubLink,
         *,
-        is_sleeping: bool,
+        sleep_level: int | None,
         is_late: bool,
         keys: KeyRing | None,
         ssl_context: ssl.SSLContext | None,
@@ -109,7 +109,7 @@ class SubFront(Front):
     ) -> None:
         super().__init__(config, listener, [], [], [], keys, ssl_context, tracer)
         self._link = link
-        self._is_sleeping = is_sleeping
+        self._sleep_level = sleep_level
         self._may_accept = asyncio.Event()
         if not is_late:
             self._may_accept.set()
@@ -135,7 +135,7 @@ class SubFront(Front):
 
         desk = PeerDesk(self._link, app)
         context.fronts = SeveralFronts(self._link, desk, self._config.server.api_server_count)
-        context.sleeping = self._is_sleeping
+        context.sleep_level = self._sleep_level
         self._link.on_peer = desk.on_message
 
         def report() -> None:
@@ -144,9 +144,13 @@ class SubFront(Front):
         def on_call(method: str, args: list[Any]) -> Any:
             return report() if method == "report" else answer_call(context, method, args)
 
+        # They are signs of life, too.
+        timeout = self._config.parallel.heartbeat_timeout
+        interval = min(_REPORT_INTERVAL, timeout / BEATS_PER_TIMEOUT)
+
         async def report_now_and_then() -> None:
             while True:
-                await asyncio.sleep(_REPORT_INTERVAL)
+                await asyncio.sleep(interval)
                 report()
 
         self._link.on_call = on_call
@@ -173,19 +177,27 @@ class FrontProcess:
         address: ZMQ address of the hub.
         index: Which of the fronts this is.
         listener: Its socket, which stays open here for the process's successor.
-        log_level: Least severe line that it logs.
+        config: All settings.
+
+    Attributes:
+        monitor: Gets its signs of life.
+        watch: Waits for them to fail.
     """
 
-    def __init__(self, address: str, index: int, listener: socket.socket, log_level: str) -> None:
+    def __init__(
+        self, address: str, index: int, listener: socket.socket, config: EngineConfig
+    ) -> None:
         import multiprocessing
 
         from octavo_core.process import start_without_interrupts
 
         self.index = index
         self.is_ready = False
+        self.monitor = HeartbeatMonitor(config.parallel.heartbeat_timeout)
+        self.watch: asyncio.Task[None] | None = None
         self.process = multiprocessing.get_context("spawn").Process(
             target=run_sub_front,
-            args=(address, index, listener, log_level),
+            args=(address, index, listener, config.server.log_level),
             name=f"octavo-front-{index}",
         )
         start_without_interrupts(self.process)

@@ -1,4 +1,4 @@
-"""Decides whether an engine that has crashed is replaced."""
+"""Starts engines, and decides whether one that has crashed is replaced."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ class Supervisor:
     Args:
         spawn: Starts an engine process.
         clock: Seconds that only grow.
+        restarts: False makes the first crash the last one.
     """
 
     def __init__(
-        self, spawn: Callable[[], EngineProcess], clock: Callable[[], float] = time.monotonic
+        self,
+        spawn: Callable[[], EngineProcess],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        restarts: bool = True,
     ) -> None:
         self.spawn = spawn
         self.num_restarts = 0
         self._clock = clock
+        self._restarts = restarts
         self._crashes: deque[float] = deque(maxlen=MAX_CRASHES)
 
     def note_crash(self) -> str | None:
@@ -36,6 +42,8 @@ class Supervisor:
         Returns:
             Why there is to be no other engine, or None if there is.
         """
+        if not self._restarts:
+            return "it is not replaced (--no-engine-restart)"
         now = self._clock()
         self._crashes.append(now)
         if len(self._crashes) == MAX_CRASHES and now - self._crashes[0] <= CRASH_WINDOW:

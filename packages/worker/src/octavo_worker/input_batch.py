@@ -27,7 +27,9 @@ class InputBatch:
         token_ids: ``[max_num_seqs, capacity]`` int32, known tokens.
         num_tokens: ``[max_num_seqs]`` int64, how many of them are known.
         num_prompt_tokens: ``[max_num_seqs]`` int64.
-        block_tables: For each KV group ``[max_num_seqs, capacity]`` int32, block ids in order.
+        block_tables: For each KV group ``[max_num_seqs, capacity]`` int32, in order the numbers
+            that blocks have in the caches.
+        block_step: What a block's id is multiplied by to get that number.
         num_blocks: ``[max_num_seqs]`` int64, of each group.
         temperature, top_p, min_p: ``[max_num_seqs]`` float32. A temperature too low to be told
             from none is 0.
@@ -49,6 +51,7 @@ class InputBatch:
         self.block_tables = [
             np.zeros((max_num_seqs, first_blocks), np.int32) for _ in range(num_groups)
         ]
+        self.block_step = 1
         self.num_blocks = np.zeros(max_num_seqs, np.int64)
         self.temperature = np.zeros(max_num_seqs, np.float32)
         self.top_p = np.ones(max_num_seqs, np.float32)
@@ -135,6 +138,7 @@ class InputBatch:
         for group, added in enumerate(block_ids):
             table = _widen(self.block_tables[group], last)
             table[slot, first:last] = added
+            table[slot, first:last] *= self.block_step
             self.block_tables[group] = table
         self.num_blocks[slot] = last
 

@@ -18,6 +18,7 @@ from octavo_core.scheduler_output import GrammarOutput, ModelRunnerOutput, Sched
 from octavo_core.wire import TokenLogprobs
 from octavo_kernels import AttentionMetadata, DecoderStep, swap_blocks
 from octavo_worker.input_batch import InputBatch
+from octavo_worker.kv_caches import KVPool
 from octavo_worker.layers.one_call import OneCallModel
 from octavo_worker.models import KVCache, Model
 from octavo_worker.sampler import sample_rows, sampling_metadata
@@ -108,12 +109,19 @@ class ModelRunner:
         }
         self.kv_caches: list[KVCache] = []
         self.host_kv_caches: list[KVCache] = []  # the tier that blocks are swapped out to
+        self._host_block_step = 1
         self._model = model
         self._block_size = block_size
         self._device = device
         self._decoder_step: DecoderStep | None = None
         self._caches_of_step: list[KVCache] | None = None
         self._unsampled: deque[ComputedStep | ModelRunnerOutput | Exception] = deque()
+
+    def use_kv_pools(self, pool: KVPool, host_pool: KVPool | None) -> None:
+        """Keep keys and values in a pool from now on, and what is swapped out in another."""
+        self.kv_caches, self.batch.block_step = pool
+        if host_pool is not None:
+            self.host_kv_caches, self._host_block_step = host_pool
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Run the forward pass of one step.
@@ -329,8 +337,9 @@ class ModelRunner:
         """Copy evicted blocks to the host, and then those that are wanted again back."""
         if not (scheduler_output.blocks_to_swap_out or scheduler_output.blocks_to_swap_in):
             return
-        out = _last_copies(scheduler_output.blocks_to_swap_out)
-        into = _last_copies(scheduler_output.blocks_to_swap_in)
+        steps = torch.tensor([self.batch.block_step, self._host_block_step])
+        out = _last_copies(scheduler_output.blocks_to_swap_out) * steps
+        into = _last_copies(scheduler_output.blocks_to_swap_in) * steps.flip(0)
         for device, host in _distinct(self.kv_caches, self.host_kv_caches):
             for device_cache, host_cache in zip(device, host, strict=True):
                 swap_blocks(device_cache, host_cache, out)

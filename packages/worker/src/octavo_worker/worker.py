@@ -47,7 +47,7 @@ from octavo_worker.device import (
     use_cpu_threads,
 )
 from octavo_worker.graph_capture import CudaGraphMaker, GraphedModel, captures_graphs
-from octavo_worker.kv_caches import allocate_kv_caches, total_bytes
+from octavo_worker.kv_caches import KVPool, allocate_kv_caches, allocate_kv_pool, total_bytes
 from octavo_worker.layer_copies import CudaCopies
 from octavo_worker.layers.pooling import Pooler
 from octavo_worker.load_model import LoadedModel, Offload, load_model
@@ -229,11 +229,12 @@ class Worker:
         """
         if not num_blocks:
             return
-        self.runner.kv_caches = self._make_kv_caches(num_blocks, self.device)
+        pool, host_pool = self._make_kv_pool(num_blocks, self.device), None
         if num_host_blocks:
-            num_bytes = total_bytes(self.runner.kv_caches)
+            num_bytes = total_bytes(pool.caches)
             self._check_host_tier(num_bytes, num_bytes // num_blocks * num_host_blocks)
-            self.runner.host_kv_caches = self._make_kv_caches(num_host_blocks, torch.device("cpu"))
+            host_pool = self._make_kv_pool(num_host_blocks, torch.device("cpu"))
+        self.runner.use_kv_pools(pool, host_pool)
 
     def warm_up(self, on_progress: ProgressCallback) -> None:
         """Compile the kernels, and run prefill, decode and every kind of sampling once."""
@@ -456,6 +457,12 @@ class Worker:
         gathered = 2 * positions * spec.num_key_value_heads * spec.head_dim
         logits = 2 * 4 * self._config.scheduler.max_num_seqs * spec.vocab_size
         return (num_tokens * max(feed_forward, attention) + gathered) * width + logits
+
+    def _make_kv_pool(self, num_blocks: int, device: torch.device) -> KVPool:
+        if self.device.type != "cpu":  # blocks of a layer lie together, to be copied together
+            return KVPool(self._make_kv_caches(num_blocks, device))
+        block_size = self._config.cache.block_size
+        return allocate_kv_pool(self._spec, num_blocks, block_size, self.kv_cache_dtype)
 
     def _make_kv_caches(self, num_blocks: int, device: torch.device) -> list[KVCache]:
         return allocate_kv_caches(

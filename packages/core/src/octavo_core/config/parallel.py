@@ -32,8 +32,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(
             gt=0,
-            description="Seconds without a sign of life after which the engine or a worker counts "
-            "as dead. A step may take longer.",
+            description="Seconds without a sign of life after which the engine, a worker or one of "
+            "several fronts counts as dead. A step may take longer.",
         ),
     ] = 6.0
     step_timeout: Annotated[

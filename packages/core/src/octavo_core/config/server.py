@@ -65,6 +65,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="File with a jinja chat template, in place of the model's own."),
     ] = None
+    control_tokens_in_messages: Annotated[
+        bool,
+        Meta(
+            description="Take a control token that is spelt out in a message, such as <|im_end|>, "
+            "for the token, as Hugging Face does; whoever writes into a message can then end its "
+            "turn and forge others."
+        ),
+    ] = False
     tool_call_parser: Annotated[
         str,
         Meta(

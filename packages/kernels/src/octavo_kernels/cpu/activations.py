@@ -1,9 +1,10 @@
 """Rows of float32 as int8, in blocks of 32 with a scale each.
 
-A block of a quantized row takes `BLOCK_BYTES`: 32 int8, their scale as float32, and their
-sum as float32 (the scale included), which a weight's minimum is multiplied with. All of it
-lies together, so that a kernel needs one address for each row, not three: with four rows at
-once, twelve of them did not fit the registers.
+A block of a quantized row takes `BLOCK_BYTES`: 32 int8, their scale as float32, their sum as
+float32 (the scale included), which a weight's minimum is multiplied with, and the sum of each
+half as int16, for weights that are unsigned bytes less an offset. All of it lies together, so
+that a kernel needs one address for each row, not four: with four rows at once, twelve of them
+did not fit the registers.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from octavo_kernels.cpu.simd import (
     splat_f32,
     store_f32,
     store_i8x8,
+    store_i16,
     to_scalar_f32,
 )
 
-BLOCK, BLOCK_BYTES = 32, 40
-SCALE, TOTAL = 32, 36
-"""Where in a block its scale and its sum are."""
+BLOCK, BLOCK_BYTES = 32, 44
+SCALE, TOTAL, HALVES = 32, 36, 40
+"""Where in a block its scale, its sum and the sums of its halves are."""
 
 
 @inline
@@ -57,8 +59,10 @@ def quantize_block(x: int, q: int) -> None:
     store_i8x8(q + 16, q2)
     store_i8x8(q + 24, q3)
     store_f32(q + SCALE, step)
-    whole = hsum_i32(add_i32(add_i32(q0, q1), add_i32(q2, q3)))
-    store_f32(q + TOTAL, step * to_scalar_f32(whole))
+    first, second = hsum_i32(add_i32(q0, q1)), hsum_i32(add_i32(q2, q3))
+    store_f32(q + TOTAL, step * to_scalar_f32(first + second))
+    store_i16(q + HALVES, first)
+    store_i16(q + HALVES + 2, second)
 
 
 @jit

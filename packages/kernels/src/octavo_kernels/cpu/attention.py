@@ -7,22 +7,31 @@ merged in order. All of that depends on a query's position only, so its result i
 for bit in a decode step, in a prompt cut into any pieces, and on any number of threads: who
 computes a segment, and beside which other queries, changes nothing.
 
-A *unit* is what one thread computes at a time: some consecutive query tokens of one request,
-one KV head with all its query heads (*rows* are token by token, head by head), and some
-segments. Units of one segment write partial results, which are merged after a barrier; that
-is how one long request keeps several threads busy.
+A *unit* is what one thread computes at a time: some query tokens, one KV head with all its
+query heads (*rows* are token by token, head by head), and some segments. Units of one segment
+write partial results, which are merged after a barrier; that is how one long request keeps
+several threads busy.
+
+The tokens of a unit are consecutive ones of one prompt, or one of each of several requests
+that begin with the same blocks. As long as the blocks are the same their keys and values are
+read and converted once for all, as in Hydragen (Juravsky et al. 2024, arXiv 2402.05099) and
+ChunkAttention (Ye et al. 2024, arXiv 2402.15220); then each request goes on with its own.
+Requests stand in the order of their block tables, so those that have more in common are
+neighbours, and a tree of prefixes is read as one.
 """
 
 from __future__ import annotations
 
 from octavo_kernels.cpu.attention_tiles import (
-    score_1,
-    score_2,
-    score_3,
-    weigh_1x1,
-    weigh_1x4,
-    weigh_2x4,
-    weigh_3x4,
+    COLUMNS_AT_ONCE,
+    KEYS_AT_ONCE,
+    LINE,
+    ROWS_AT_ONCE,
+    TILE,
+    score,
+    weigh,
+    weigh_8,
+    weigh_32,
 )
 from octavo_kernels.cpu.jit import inline, jit
 from octavo_kernels.cpu.kv_types import (
@@ -35,33 +44,35 @@ from octavo_kernels.cpu.kv_types import (
     item_bytes,
     load_kv,
 )
-from octavo_kernels.cpu.lanes import keep_lanes, lowest
+from octavo_kernels.cpu.lanes import keep_lanes
 from octavo_kernels.cpu.simd import (
     add,
     div,
     exp,
     first_lane,
     fma,
-    hmax,
+    high_half,
+    hmax_f32x16,
     hsum,
     load_f32,
     load_f32x8,
+    load_f32x16,
     load_i32,
     load_i64,
+    low_half,
     maximum,
     mul,
     prefetch,
     splat_f32,
+    splat_f32x16,
     store_f32,
     store_f32x8,
+    store_f32x16,
     store_i64,
     sub,
     zero_f32x8,
 )
-from octavo_kernels.cpu.team import barrier, next_chunk, rank
-
-TILE = 64
-"""Positions of a tile: its keys and values of a head of 64 in float32 are 16 KiB each."""
+from octavo_kernels.cpu.team import barrier, next_chunk, num_threads, rank
 
 SEGMENT = 256
 """Positions of a segment. Merging one costs as much as half a position; a context of 512 and
@@ -69,25 +80,39 @@ three KV heads are six units for two threads."""
 
 # Byte offsets of a problem's words of 8 bytes; `octavo_kernels.attention_problem` fills them.
 QUERY, KEYS, VALUES, OUTPUT, KEY_SCALE, VALUE_SCALE, SINKS = range(0, 56, 8)
-QUERY_START_LOC, SEQ_LENS, BLOCK_TABLES, UNITS, SCRATCH, PARTIALS = range(56, 104, 8)
-NUM_UNITS, NUM_REQUESTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM = range(104, 152, 8)
-BLOCK_SIZE, TABLE_STRIDE, VALUE_STRIDE, WINDOW, MAX_ROWS = range(152, 192, 8)
-SCALE, SOFT_CAP, IS_SPLIT, SCRATCH_BYTES = range(192, 224, 8)
+QUERY_START_LOC, SEQ_LENS, BLOCK_TABLES, TABLE_ROWS = range(56, 88, 8)
+TOKENS, UNITS, SCRATCH, PARTIALS = range(88, 120, 8)
+NUM_UNITS, NUM_REQUESTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM = range(120, 168, 8)
+BLOCK_SIZE, TABLE_STRIDE, VALUE_STRIDE, WINDOW, MAX_ROWS = range(168, 208, 8)
+SCALE, SOFT_CAP, IS_SPLIT, SCRATCH_BYTES = range(208, 240, 8)
+
+# Of a query token's: where its request's block table is, its row of the query, its position, and
+# how many positions from the start on it has in common with the token before it.
+TABLE, INDEX, POSITION, SHARED = range(0, 32, 8)
+TOKEN_BYTES = 32
 
 # And of a unit's.
-ROW, FIRST_TOKEN, NUM_TOKENS, POSITION, KV_HEAD, FIRST_SEGMENT, LAST_SEGMENT, TASK = range(0, 64, 8)
-UNIT_BYTES = 64
+FIRST_TOKEN, NUM_TOKENS, KV_HEAD, FIRST_SEGMENT, LAST_SEGMENT, TASK = range(0, 48, 8)
+UNIT_BYTES = 48
 
 GATHERED_ROWS = 8
 """More rows than this read a tile's keys and values from a float32 copy: the conversion is paid
 once, and blocks become one run."""
 
-TASKS_TO_SHARE = 16
-"""From so many tasks of all KV heads on, a thread takes all heads of one: at the end two threads
-wait for each other for a thirty-second of the time at most."""
+SHARING_ROWS = 24
+"""Query rows of a unit of requests that share a prefix."""
 
-LINE = 64
-"""Bytes of a cache line."""
+UNITS_TO_TAKE_AHEAD = 8
+"""From so many units for each thread on, a thread takes one before it needs it, and so knows which
+keys and values it reads next. With fewer it might take the last one, and have others wait."""
+
+# Where a tile's keys and values are, an address for every 8 positions of them: what is read now,
+# and what is read later.
+KEY_PLACES, VALUE_PLACES, LATER_PLACES = 0, TILE, 2 * TILE
+PLACES_BYTES = 4 * TILE
+
+ALL = 1 << 40
+"""More positions than there are."""
 
 EMPTY_MAXIMUM = -3.0e38
 """Maximum of no scores: finite, so that its difference to itself is 0 and not NaN."""
@@ -108,41 +133,172 @@ def _exp(x: float) -> float:
 
 @jit
 def plan(_thread: int, problem: int) -> None:
-    """Write the units of a step: the same for all layers of one kind of attention.
+    """Write the tokens and units of a step: the same for all layers of one kind of attention.
 
-    Late tokens of a prompt come first: they have most to do, and what is left for the end is
-    small. `UNITS` has room for all of them.
+    Prompts come first, and of each the late tokens: they have most to do, and what is left for
+    the end is small. `TOKENS` and `UNITS` have room for all of them. `MAX_ROWS` is how many query
+    rows a unit may have, and afterwards how many the largest one has.
     """
-    group = _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
-    tokens = max(_word(problem, MAX_ROWS) // group, 1)
-    window = _word(problem, WINDOW)
-    starts, lengths = _word(problem, QUERY_START_LOC), _word(problem, SEQ_LENS)
-    split = _word(problem, IS_SPLIT)
-    num_rows = _word(problem, NUM_REQUESTS)
-    unit, task = _word(problem, UNITS), 0
-    for row in range(num_rows):
-        start, end = load_i32(starts + 4 * row), load_i32(starts + 4 * row + 4)
-        before = load_i32(lengths + 4 * row) - (end - start)  # position of the first token
-        for tile in range((end - start + tokens - 1) // tokens - 1, -1, -1):
-            first = start + tile * tokens
-            count = min(tokens, end - first)
-            position = before + tile * tokens
-            first_segment = max(position - window + 1, 0) // SEGMENT
-            last_segment = (position + count - 1) // SEGMENT + 1
-            step = 1 if split else last_segment - first_segment
-            for head in range(_word(problem, NUM_KV_HEADS)):
-                for segment in range(first_segment, last_segment, step):
-                    store_i64(unit + ROW, row)
-                    store_i64(unit + FIRST_TOKEN, first)
-                    store_i64(unit + NUM_TOKENS, count)
-                    store_i64(unit + POSITION, position)
-                    store_i64(unit + KV_HEAD, head)
-                    store_i64(unit + FIRST_SEGMENT, segment)
-                    store_i64(unit + LAST_SEGMENT, segment + step)
-                    store_i64(unit + TASK, task)
-                    unit += UNIT_BYTES
-                task += 1
-    store_i64(problem + NUM_UNITS, (unit - _word(problem, UNITS)) // UNIT_BYTES)
+    starts, tokens = _word(problem, QUERY_START_LOC), _word(problem, TOKENS)
+    store_i64(problem + NUM_UNITS, 0)
+    task, most = 0, _rows_to_tokens(problem, _word(problem, MAX_ROWS))
+    store_i64(problem + MAX_ROWS, 0)
+    for request in range(_word(problem, NUM_REQUESTS)):
+        count = load_i32(starts + 4 * request + 4) - load_i32(starts + 4 * request)
+        if count > 1:
+            task = _plan_prompt(problem, request, tokens, most, task)
+            tokens += count * TOKEN_BYTES
+    count = 0
+    for request in range(_word(problem, NUM_REQUESTS)):
+        if load_i32(starts + 4 * request + 4) - load_i32(starts + 4 * request) == 1:
+            _insert_token(problem, request, tokens, count)
+            count += 1
+    _plan_single_tokens(problem, tokens, count, most, task)
+
+
+@inline
+def _rows_to_tokens(problem: int, rows: int) -> int:
+    """How many tokens have so many query rows of one KV head, at least 1."""
+    return max(rows * _word(problem, NUM_KV_HEADS) // _word(problem, NUM_HEADS), 1)
+
+
+@jit
+def _write_token(problem: int, request: int, index: int, token: int) -> None:
+    """Write a request's query token, given its row of the query."""
+    row = request
+    if _word(problem, TABLE_ROWS):
+        row = load_i64(_word(problem, TABLE_ROWS) + 8 * request)
+    end = load_i32(_word(problem, QUERY_START_LOC) + 4 * request + 4)
+    position = load_i32(_word(problem, SEQ_LENS) + 4 * request) - (end - index)
+    table = _word(problem, BLOCK_TABLES) + row * _word(problem, TABLE_STRIDE) * 4
+    store_i64(token + TABLE, table)
+    store_i64(token + INDEX, index)
+    store_i64(token + POSITION, position)
+    store_i64(token + SHARED, ALL)
+
+
+@jit
+def _plan_prompt(problem: int, request: int, tokens: int, most: int, task: int) -> int:
+    """Divide several tokens of a request into units; return the number of the next task."""
+    start = load_i32(_word(problem, QUERY_START_LOC) + 4 * request)
+    count = load_i32(_word(problem, QUERY_START_LOC) + 4 * request + 4) - start
+    for i in range(count):
+        _write_token(problem, request, start + i, tokens + i * TOKEN_BYTES)
+    for first in range((count - 1) // most * most, -1, -most):
+        task = _add_units(problem, tokens + first * TOKEN_BYTES, min(most, count - first), task)
+    return task
+
+
+@jit
+def _insert_token(problem: int, request: int, tokens: int, count: int) -> None:
+    """Add a request's only token to `count` others, in the order of their block tables."""
+    index = load_i32(_word(problem, QUERY_START_LOC) + 4 * request)
+    new = tokens + count * TOKEN_BYTES
+    _write_token(problem, request, index, new)
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if _is_before(problem, new, tokens + middle * TOKEN_BYTES):
+            high = middle
+        else:
+            low = middle + 1
+    for offset in range(0, TOKEN_BYTES, 8):
+        moved = load_i64(new + offset)
+        for at in range(new + offset, tokens + low * TOKEN_BYTES + offset, -TOKEN_BYTES):
+            store_i64(at, load_i64(at - TOKEN_BYTES))
+        store_i64(tokens + low * TOKEN_BYTES + offset, moved)
+
+
+@jit
+def _num_same_blocks(problem: int, token: int, other: int) -> int:
+    """How many blocks two requests have in common, from the first on."""
+    end = min(_word(token, POSITION), _word(other, POSITION)) // _word(problem, BLOCK_SIZE) + 1
+    table, other_table = _word(token, TABLE), _word(other, TABLE)
+    count = 0
+    while count < end and load_i32(table + 4 * count) == load_i32(other_table + 4 * count):
+        count += 1
+    return count
+
+
+@jit
+def _is_before(problem: int, token: int, other: int) -> bool:
+    """Whether a token's block table comes before another's in lexicographic order."""
+    count = _num_same_blocks(problem, token, other)
+    position, other_position = _word(token, POSITION), _word(other, POSITION)
+    if count * _word(problem, BLOCK_SIZE) > min(position, other_position):
+        return position < other_position
+    return load_i32(_word(token, TABLE) + 4 * count) < load_i32(_word(other, TABLE) + 4 * count)
+
+
+@jit
+def _plan_single_tokens(problem: int, tokens: int, count: int, most: int, task: int) -> None:
+    """Divide tokens of as many requests into units of those that have a tile to share."""
+    most = min(most, _rows_to_tokens(problem, SHARING_ROWS))
+    first = 0
+    while first < count:
+        last = first + 1
+        while last < count and _find_shared(problem, tokens + last * TOKEN_BYTES):
+            last += 1
+        task = _plan_sharing(problem, tokens + first * TOKEN_BYTES, last - first, most, task)
+        first = last
+
+
+@jit
+def _find_shared(problem: int, token: int) -> bool:
+    """Note what a token shares with the one before it; return whether it sees a tile of that."""
+    before = token - TOKEN_BYTES
+    shared = _num_same_blocks(problem, token, before) * _word(problem, BLOCK_SIZE)
+    shared = min(shared, _word(token, POSITION) + 1, _word(before, POSITION) + 1)
+    store_i64(token + SHARED, shared)
+    first_seen = max(_word(token, POSITION) - _word(problem, WINDOW) + 1, 0)
+    return shared // TILE * TILE > first_seen
+
+
+@jit
+def _plan_sharing(problem: int, tokens: int, count: int, most: int, task: int) -> int:
+    """Divide tokens that share a prefix into units of about one size."""
+    pieces = (count + most - 1) // most
+    first = 0
+    for piece in range(pieces):
+        last = count * (piece + 1) // pieces
+        task = _add_units(problem, tokens + first * TOKEN_BYTES, last - first, task)
+        first = last
+    return task
+
+
+@jit
+def _add_units(problem: int, tokens: int, count: int, task: int) -> int:
+    """Add the units of some tokens, one task for each KV head; return the next task's number."""
+    rows = count * _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
+    store_i64(problem + MAX_ROWS, max(_word(problem, MAX_ROWS), rows))
+    lowest_position, highest_position = _positions(tokens, count)
+    first_segment = max(lowest_position - _word(problem, WINDOW) + 1, 0) // SEGMENT
+    last_segment = highest_position // SEGMENT + 1
+    step = 1 if _word(problem, IS_SPLIT) else last_segment - first_segment
+    num_units = _word(problem, NUM_UNITS)
+    for head in range(_word(problem, NUM_KV_HEADS)):
+        for segment in range(first_segment, last_segment, step):
+            unit = _word(problem, UNITS) + num_units * UNIT_BYTES
+            store_i64(unit + FIRST_TOKEN, tokens)
+            store_i64(unit + NUM_TOKENS, count)
+            store_i64(unit + KV_HEAD, head)
+            store_i64(unit + FIRST_SEGMENT, segment)
+            store_i64(unit + LAST_SEGMENT, segment + step)
+            store_i64(unit + TASK, task + head)
+            num_units += 1
+    store_i64(problem + NUM_UNITS, num_units)
+    return task + _word(problem, NUM_KV_HEADS)
+
+
+@jit
+def _positions(tokens: int, count: int) -> tuple[int, int]:
+    """Lowest and highest position of some tokens."""
+    lowest_position = highest_position = _word(tokens, POSITION)
+    for i in range(1, count):
+        position = _word(tokens + i * TOKEN_BYTES, POSITION)
+        lowest_position = min(lowest_position, position)
+        highest_position = max(highest_position, position)
+    return lowest_position, highest_position
 
 
 # ---- states: maximum and sum of each row, and the weighted sum of its values ---------------
@@ -215,8 +371,8 @@ def _finish(problem: int, unit: int, state: int) -> None:
             larger = sink if sink > highest else highest
             keep = _exp(highest - larger)
             factor = keep / (total * keep + _exp(sink - larger))
-        token = _word(unit, FIRST_TOKEN) + row // group
-        output = _word(problem, OUTPUT) + (token * num_heads + head) * dim * 4
+        index = _word(_word(unit, FIRST_TOKEN) + row // group * TOKEN_BYTES, INDEX)
+        output = _word(problem, OUTPUT) + (index * num_heads + head) * dim * 4
         factors = splat_f32(factor)
         for i in range(dim // 8):
             values = load_f32x8(state + row * dim * 4 + 32 * i)
@@ -227,251 +383,176 @@ def _finish(problem: int, unit: int, state: int) -> None:
 
 
 @jit
+def _find_places(
+    problem: int, table: int, head: int, first: int, last: int, places: int, kind: int
+) -> None:
+    """Note where the keys and values of some positions of a tile are, for every 8 of them."""
+    key_step, value_step = _key_step(problem, kind), _value_step(problem, kind)
+    block_size = _word(problem, BLOCK_SIZE)
+    index, offset = first // block_size, first % block_size
+    for position in range(first, last, 8):
+        block = load_i32(table + index * 4)
+        slot = (block * _word(problem, NUM_KV_HEADS) + head) * block_size + offset
+        at = places + position % TILE
+        store_i64(at + KEY_PLACES, _word(problem, KEYS) + slot * key_step)
+        store_i64(at + VALUE_PLACES, _word(problem, VALUES) + slot * value_step)
+        offset += 8
+        if offset == block_size:
+            index, offset = index + 1, 0
+
+
+@inline
+def _key_step(problem: int, kind: int) -> int:
+    return _word(problem, HEAD_DIM) * item_bytes(kind)
+
+
+@inline
+def _value_step(problem: int, kind: int) -> int:
+    return _word(problem, VALUE_STRIDE) * item_bytes(kind)
+
+
+@jit
+def _find_later_places(
+    problem: int, unit: int, next_unit: int, token: int, tile: int, places: int, kind: int
+) -> None:
+    """Note where that is which is read after `tile` of the tokens before the token number `token`.
+
+    It is that tile of the next request, or the first one's next tile; behind the unit's last
+    tile comes the next unit, if that is known and not 0. Blocks lie anywhere, so the CPU can't
+    guess where they are. 0 is the place of nothing.
+    """
+    for at in range(places, places + TILE, 8):
+        store_i64(at + KEY_PLACES, 0)
+        store_i64(at + VALUE_PLACES, 0)
+    tokens, head = _word(unit, FIRST_TOKEN), _word(unit, KV_HEAD)
+    if token == _word(unit, NUM_TOKENS):
+        token, tile = 0, tile + TILE
+    later = tokens + token * TOKEN_BYTES
+    if tile > _word(later, POSITION) or tile == _word(unit, LAST_SEGMENT) * SEGMENT:
+        if not next_unit:
+            return
+        later, head = _word(next_unit, FIRST_TOKEN), _word(next_unit, KV_HEAD)
+        first_seen = max(_word(later, POSITION) - _word(problem, WINDOW) + 1, 0)
+        tile = max(_word(next_unit, FIRST_SEGMENT) * SEGMENT, first_seen // TILE * TILE)
+    last = min(tile + TILE, _word(later, POSITION) + 1)
+    _find_places(problem, _word(later, TABLE), head, tile, last, places, kind)
+
+
+@inline
+def _ask_for(places: int, at: int, num_bytes: int) -> None:
+    """Ask for 8 keys or values, given how many bytes from the first on, if there are any."""
+    first = load_i64(places + at)
+    if first:
+        for line in range(first, first + num_bytes, LINE):
+            prefetch(line)
+
+
+@jit
 def _score_keys(
+    problem: int,
     query: int,
-    query_step: int,
-    key: int,
-    key_step: int,
-    num_vectors: int,
+    places: int,
+    first: int,
+    last: int,
     scores: int,
-    count: int,
     rows: int,
     kind: int,
-    value: int,
-    value_step: int,
-    value_bytes: int,
+    later: int,
+    later_bytes: int,
 ) -> None:
-    """Score all rows against `count` keys, four at a time.
+    """Score all rows against keys `first` to `last` of a tile, a few at a time.
 
-    Along the way the first `value_bytes` of as many values are asked for, a few lines at a
-    time: a CPU waits where it is asked for more lines than it can keep track of (some 20).
+    Along the way the keys at `later` are asked for, if it is not 0, a few lines at a time: a CPU
+    waits where it is asked for more lines than it can keep track of (some 20).
     """
+    dim, key_step = _word(problem, HEAD_DIM), _key_step(problem, kind)
     row = 0
     while row < rows:
-        step = min(rows - row, 3)
-        q, s = query + row * query_step, scores + row * TILE * 4
-        for i in range(0, count, 4):
-            k = key + i * key_step
-            if row == 0 and value_bytes:
-                for j in range(i, i + 4):
-                    for line in range(0, value_bytes, LINE):
-                        prefetch(value + j * value_step + line)
-            if step == 3:
-                score_3(q, query_step, k, key_step, num_vectors, s + 4 * i, TILE * 4, kind)
-            elif step == 2:
-                score_2(q, query_step, k, key_step, num_vectors, s + 4 * i, TILE * 4, kind)
-            else:
-                score_1(q, query_step, k, key_step, num_vectors, s + 4 * i, TILE * 4, kind)
+        step = min(rows - row, ROWS_AT_ONCE)
+        q, s = query + row * dim * 4, scores + row * TILE * 4
+        for i in range(first, last, KEYS_AT_ONCE):
+            if later and row == 0 and i % 8 == 0:
+                _ask_for(later, i, later_bytes)
+            k = load_i64(places + (i & ~7)) + (i & 7) * key_step
+            score(step, q, dim * 4, k, key_step, dim // 8, s + 4 * i, TILE * 4, kind)
         row += step
+    if later:
+        for i in range(last, TILE, 8):
+            _ask_for(later, i, later_bytes)
 
 
 @jit
 def _weigh_values(
+    problem: int,
     weights: int,
-    value: int,
-    value_stride: int,
-    count: int,
+    places: int,
+    first: int,
+    last: int,
     output: int,
-    dim: int,
     rows: int,
     kind: int,
-    key: int,
-    key_bytes: int,
+    step: int,
+    later: int,
 ) -> None:
-    """Add `count` weighted values to all rows, 32 components at a time.
+    """Add weighted values `first` to `last` of a tile to all rows, some components at a time.
 
-    Along the way `key_bytes` of keys that come later are asked for.
+    Values lie `step` bytes apart. Along the way those at `later` are asked for, if it is not 0.
     """
-    column, share = 0, key_bytes // max(dim // 32, 1)
-    while column + 32 <= dim:
-        at, values = output + column * 4, value + column * item_bytes(kind)
-        for line in range(0, share, LINE):
-            prefetch(key + line)
-        key += share
-        row = 0
-        while row + 3 <= rows:
-            weigh_3x4(
-                weights + row * TILE * 4,
-                TILE * 4,
-                values,
-                value_stride,
-                count,
-                at + row * dim * 4,
-                dim * 4,
-                kind,
-            )
-            row += 3
-        if row + 2 <= rows:
-            weigh_2x4(
-                weights + row * TILE * 4,
-                TILE * 4,
-                values,
-                value_stride,
-                count,
-                at + row * dim * 4,
-                dim * 4,
-                kind,
-            )
-            row += 2
-        if row < rows:
-            weigh_1x4(
-                weights + row * TILE * 4,
-                TILE * 4,
-                values,
-                value_stride,
-                count,
-                at + row * dim * 4,
-                dim * 4,
-                kind,
-            )
-        column += 32
+    dim, column = _word(problem, VALUE_DIM), 0
     while column < dim:
-        for row in range(rows):
-            weigh_1x1(
-                weights + row * TILE * 4,
-                TILE * 4,
-                value + column * item_bytes(kind),
-                value_stride,
-                count,
-                output + (row * dim + column) * 4,
-                dim * 4,
-                kind,
-            )
-        column += 8
-
-
-@inline
-def _first_slot(problem: int, unit: int, index: int, head: int) -> int:
-    """Number of the first slot of a KV head in block `index` of the unit's request."""
-    table = _word(problem, BLOCK_TABLES) + _word(unit, ROW) * _word(problem, TABLE_STRIDE) * 4
-    block = load_i32(table + index * 4)
-    return (block * _word(problem, NUM_KV_HEADS) + head) * _word(problem, BLOCK_SIZE)
-
-
-@inline
-def _slot(problem: int, unit: int, position: int, offset: int) -> int:
-    """Number of a position's slot, counted over blocks and heads, given its offset in the block."""
-    index = (position - offset) // _word(problem, BLOCK_SIZE)
-    return _first_slot(problem, unit, index, _word(unit, KV_HEAD)) + offset
+        offset, left, row = column * item_bytes(kind), dim - column, 0
+        while row < rows:
+            count = min(rows - row, ROWS_AT_ONCE)
+            w, out = weights + row * TILE * 4, output + (row * dim + column) * 4
+            ask = 0 if row else later
+            if left >= COLUMNS_AT_ONCE:
+                weigh(count, w, places, offset, step, first, last, out, dim * 4, ask, kind)
+            elif left >= 32:
+                weigh_32(count, w, places, offset, step, first, last, out, dim * 4, ask, kind)
+            else:
+                weigh_8(count, w, places, offset, step, first, last, out, dim * 4, ask, kind)
+            row += count
+        column += COLUMNS_AT_ONCE if left >= COLUMNS_AT_ONCE else 32 if left >= 32 else 8
 
 
 @jit
-def _copy_rows(
-    source: int, source_stride: int, target: int, rows: int, dim: int, kind: int
-) -> None:
-    """Convert rows of a cache to float32 rows side by side."""
-    for row in range(rows):
-        for i in range(dim // 8):
-            numbers = load_kv(source + row * source_stride + 8 * i * item_bytes(kind), kind)
-            store_f32x8(target + (row * dim + 8 * i) * 4, numbers)
+def _copy_rows(source: int, source_step: int, target: int, dim: int, kind: int) -> None:
+    """Convert 8 rows of a cache to float32 rows side by side."""
+    for row in range(8):
+        for i in range(0, dim, 8):
+            numbers = load_kv(source + row * source_step + i * item_bytes(kind), kind)
+            store_f32x8(target + (row * dim + i) * 4, numbers)
 
 
 @jit
-def _copy_tile(problem: int, unit: int, first: int, last: int, copies: int, kind: int) -> None:
-    """Convert keys and values of some positions of a tile to float32."""
-    dim, value_dim = _word(problem, HEAD_DIM), _word(problem, VALUE_DIM)
-    key_step = dim * item_bytes(kind)
-    value_step = _word(problem, VALUE_STRIDE) * item_bytes(kind)
-    position = first
-    while position < last:
-        offset = position % _word(problem, BLOCK_SIZE)
-        slot = _slot(problem, unit, position, offset)
-        count = min(_word(problem, BLOCK_SIZE) - offset, last - position)
-        row = position % TILE
-        keys, values = _word(problem, KEYS), _word(problem, VALUES)
-        _copy_rows(keys + slot * key_step, key_step, copies + row * dim * 4, count, dim, kind)
-        target = copies + (TILE * dim + row * value_dim) * 4
-        _copy_rows(values + slot * value_step, value_step, target, count, value_dim, kind)
-        position += count
+def _copy_tile(problem: int, places: int, first: int, last: int, copies: int, kind: int) -> None:
+    """Convert keys and values of a tile to float32, and note that as their places.
 
-
-@jit
-def _copy_scales(problem: int, unit: int, scales: int, first: int, last: int, copies: int) -> None:
-    """Bring the scales of some positions of a tile together."""
-    for position in range(first, last, 8):
-        slot = _slot(problem, unit, position, position % _word(problem, BLOCK_SIZE))
-        store_f32x8(copies + position % TILE * 4, load_f32x8(scales + slot * 4))
-
-
-@jit
-def _score_tile(
-    problem: int, unit: int, first: int, last: int, rows: int, query: int, scores: int, kind: int
-) -> None:
-    """Score all rows against the keys of some positions, where these lie in the cache."""
-    dim, size = _word(problem, HEAD_DIM), item_bytes(kind)
-    key_step, value_step = dim * size, _word(problem, VALUE_STRIDE) * size
-    value_bytes = _word(problem, VALUE_DIM) * size
-    block_size, head = _word(problem, BLOCK_SIZE), _word(unit, KV_HEAD)
-    position, index, offset = first, first // block_size, first % block_size
-    while position < last:
-        slot = _first_slot(problem, unit, index, head) + offset
-        count = min(block_size - offset, last - position)
-        # The values are read when all scores are there: from memory by then, if asked now.
-        _score_keys(
-            query,
-            dim * 4,
-            _word(problem, KEYS) + slot * key_step,
-            key_step,
-            dim // 8,
-            scores + position % TILE * 4,
-            count,
-            rows,
-            kind,
-            _word(problem, VALUES) + slot * value_step,
-            value_step,
-            value_bytes,
-        )
-        position, index, offset = position + count, index + 1, 0
-
-
-@inline
-def _later_keys(problem: int, unit: int, index: int, num_blocks: int, first_block: int) -> int:
-    """Slot of the first key of block `index`, which is read later.
-
-    Behind the unit's last block come those of the next KV head: see `_units_of_chunk`. -1 if
-    there is nothing to read.
+    Along the way the later ones are asked for.
     """
-    head = _word(unit, KV_HEAD)
-    if index >= num_blocks:
-        index += first_block - num_blocks
-        head += 1
-        if _word(problem, IS_SPLIT) or head == _word(problem, NUM_KV_HEADS) or index >= num_blocks:
-            return -1
-    return _first_slot(problem, unit, index, head)
+    dim, value_dim = _word(problem, HEAD_DIM), _word(problem, VALUE_DIM)
+    key_step, value_step = _key_step(problem, kind), _value_step(problem, kind)
+    later = places + LATER_PLACES
+    for i in range(first, last, 8):
+        at, target = places + i, copies + i * dim * 4
+        _ask_for(later + KEY_PLACES, i, 8 * key_step)
+        _copy_rows(load_i64(at + KEY_PLACES), key_step, target, dim, kind)
+        store_i64(at + KEY_PLACES, target)
+        target = copies + (TILE * dim + i * value_dim) * 4
+        _ask_for(later + VALUE_PLACES, i, 8 * value_step)
+        _copy_rows(load_i64(at + VALUE_PLACES), value_step, target, value_dim, kind)
+        store_i64(at + VALUE_PLACES, target)
 
 
 @jit
-def _weigh_tile(
-    problem: int, unit: int, first: int, last: int, rows: int, weights: int, output: int, kind: int
-) -> None:
-    """Add the weighted values of some positions to all rows, where these lie in the cache."""
-    stride = _word(problem, VALUE_STRIDE) * item_bytes(kind)
-    key_step = _word(problem, HEAD_DIM) * item_bytes(kind)
-    block_size, head = _word(problem, BLOCK_SIZE), _word(unit, KV_HEAD)
-    end = _word(unit, POSITION) + _word(unit, NUM_TOKENS)
-    num_blocks = (end + block_size - 1) // block_size
-    first_block = _word(unit, FIRST_SEGMENT) * SEGMENT // block_size
-    ahead = max(TILE // block_size, 1)
-    position, index, offset = first, first // block_size, first % block_size
-    while position < last:
-        value = _word(problem, VALUES) + (_first_slot(problem, unit, index, head) + offset) * stride
-        count = min(block_size - offset, last - position)
-        # Blocks lie anywhere, so the CPU can't guess where the next ones' keys are.
-        later = _later_keys(problem, unit, index + ahead, num_blocks, first_block)
-        later_bytes = block_size * key_step if later >= 0 else 0
-        _weigh_values(
-            weights + position % TILE * 4,
-            value,
-            stride,
-            count,
-            output,
-            _word(problem, VALUE_DIM),
-            rows,
-            kind,
-            _word(problem, KEYS) + later * key_step,
-            later_bytes,
-        )
-        position, index, offset = position + count, index + 1, 0
+def _copy_scales(problem: int, places: int, first: int, last: int, copies: int, kind: int) -> None:
+    """Bring the scales of keys and values of a tile together."""
+    key_step = _key_step(problem, kind)
+    for i in range(first, last, 8):
+        slot = (load_i64(places + i + KEY_PLACES) - _word(problem, KEYS)) // key_step
+        store_f32x8(copies + 4 * i, load_f32x8(_word(problem, KEY_SCALE) + 4 * slot))
+        scales = load_f32x8(_word(problem, VALUE_SCALE) + 4 * slot)
+        store_f32x8(copies + 4 * (TILE + i), scales)
 
 
 @jit
@@ -481,30 +562,32 @@ def _soften(
     """Turn a row's scores of the positions that it sees into weights, and bring its state along.
 
     `first` and `last` count from the start of the tile; scales of values go into the weights.
+    What lies beside the scores that were computed is read as well, and dropped.
     """
-    scale, soft_cap = splat_f32(load_f32(problem + SCALE)), load_f32(problem + SOFT_CAP)
-    highest = lowest()
-    for at in range(first & ~7, last, 8):
-        score = load_f32x8(scores + 4 * at)
+    scale, soft_cap = splat_f32x16(load_f32(problem + SCALE)), load_f32(problem + SOFT_CAP)
+    highest = splat_f32x16(EMPTY_MAXIMUM)
+    for at in range(first & ~15, last, 16):
+        score = load_f32x16(scores + 4 * at)
         if scales:
-            score = mul(score, load_f32x8(scales + 4 * at))
+            score = mul(score, load_f32x16(scales + 4 * at))
         score = mul(score, scale)
         if soft_cap > 0:
             score = _cap(score, soft_cap)
-        score = keep_lanes(score, first - at, last - at)
-        store_f32x8(scores + 4 * at, score)
+        if at < first or at + 16 > last:
+            score = keep_lanes(score, first - at, last - at)
+        store_f32x16(scores + 4 * at, score)
         highest = maximum(highest, score)
     maximum_at, total_at = _maxima(problem, state) + 4 * row, _totals(problem, state) + 4 * row
-    before, after = load_f32(maximum_at), hmax(highest)
+    before, after = load_f32(maximum_at), hmax_f32x16(highest)
     if before > after:
         after = before
-    shift, total = splat_f32(after), zero_f32x8()
-    for at in range(first & ~7, last, 8):
-        weight = exp(sub(load_f32x8(scores + 4 * at), shift))
-        total = add(total, weight)
+    shift, total = splat_f32x16(after), zero_f32x8()
+    for at in range(first & ~15, last, 16):
+        weight = exp(sub(load_f32x16(scores + 4 * at), shift))
+        total = add(add(total, low_half(weight)), high_half(weight))
         if scales:
-            weight = mul(weight, load_f32x8(scales + (TILE + at) * 4))
-        store_f32x8(scores + 4 * at, weight)
+            weight = mul(weight, load_f32x16(scales + (TILE + at) * 4))
+        store_f32x16(scores + 4 * at, weight)
     keep = _exp(before - after)
     store_f32(maximum_at, after)
     store_f32(total_at, load_f32(total_at) * keep + hsum(total))
@@ -516,85 +599,143 @@ def _soften(
 @inline
 def _cap(score: object, soft_cap: float) -> object:
     """``soft_cap * tanh(score / soft_cap)``, as 1 - 2 / (exp(2 x) + 1)."""
-    one, two = splat_f32(1.0), splat_f32(2.0)
-    doubled = mul(score, splat_f32(2.0 / soft_cap))
-    return mul(splat_f32(soft_cap), sub(one, div(two, add(exp(doubled), one))))
+    one, two = splat_f32x16(1.0), splat_f32x16(2.0)
+    doubled = mul(score, splat_f32x16(2.0 / soft_cap))
+    return mul(splat_f32x16(soft_cap), sub(one, div(two, add(exp(doubled), one))))
 
 
 @jit
 def _attend_tile(
-    problem: int, unit: int, tile: int, query: int, state: int, scratch: int, kind: int
+    problem: int,
+    unit: int,
+    next_unit: int,
+    tile: int,
+    query: int,
+    state: int,
+    scratch: int,
+    kind: int,
 ) -> None:
     """Bring the state of a unit's rows over one tile of positions."""
-    window, position = _word(problem, WINDOW), _word(unit, POSITION)
-    num_tokens = _word(unit, NUM_TOKENS)
+    tokens, num_tokens = _word(unit, FIRST_TOKEN), _word(unit, NUM_TOKENS)
+    first = 0
+    while first < num_tokens:
+        last = first + 1
+        while last < num_tokens and _word(tokens + last * TOKEN_BYTES, SHARED) >= tile + TILE:
+            last += 1
+        _attend_shared(problem, unit, next_unit, first, last, tile, query, state, scratch, kind)
+        first = last
+
+
+@jit
+def _attend_shared(
+    problem: int,
+    unit: int,
+    next_unit: int,
+    first_token: int,
+    last_token: int,
+    tile: int,
+    query: int,
+    state: int,
+    scratch: int,
+    kind: int,
+) -> None:
+    """Do it for some of its tokens, which have the tile's keys in common."""
     group = _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
     dim, value_dim = _word(problem, HEAD_DIM), _word(problem, VALUE_DIM)
-    rows, last_position = num_tokens * group, position + num_tokens - 1
-    first, last = max(tile, position - window + 1), min(tile + TILE, last_position + 1)
+    window = _word(problem, WINDOW)
+    tokens = _word(unit, FIRST_TOKEN) + first_token * TOKEN_BYTES
+    num_tokens, first_row = last_token - first_token, first_token * group
+    rows = num_tokens * group
+    lowest_position, highest_position = _positions(tokens, num_tokens)
+    first, last = max(tile, lowest_position - window + 1), min(tile + TILE, highest_position + 1)
     if first >= last:
         return
     # Whole vectors of 8 positions are scored: of the same block, and dropped again.
     whole_first, whole_last = first & ~7, (last + 7) & ~7
-    scores, scales, copies = scratch, 0, scratch + (_word(problem, MAX_ROWS) + 2) * TILE * 4
+    table, head = _word(tokens, TABLE), _word(unit, KV_HEAD)
+    places, later = scratch, scratch + LATER_PLACES
+    _find_places(problem, table, head, whole_first, whole_last, places, kind)
+    _find_later_places(problem, unit, next_unit, last_token, tile, later, kind)
+    whole_first, whole_last = whole_first - tile, whole_last - tile
+    scales, scores = 0, scratch + PLACES_BYTES + 2 * TILE * 4
     if _word(problem, KEY_SCALE):
-        scales = scratch + _word(problem, MAX_ROWS) * TILE * 4
-        _copy_scales(problem, unit, _word(problem, KEY_SCALE), whole_first, whole_last, scales)
-        _copy_scales(
-            problem, unit, _word(problem, VALUE_SCALE), whole_first, whole_last, scales + TILE * 4
-        )
+        scales = scratch + PLACES_BYTES
+        _copy_scales(problem, places, whole_first, whole_last, scales, kind)
     gathered = rows > GATHERED_ROWS
+    query += first_row * dim * 4
     if gathered:
-        _copy_tile(problem, unit, whole_first, whole_last, copies, kind)
-        at = whole_first - tile
+        copies = scores + _word(problem, MAX_ROWS) * TILE * 4
+        _copy_tile(problem, places, whole_first, whole_last, copies, kind)
         _score_keys(
+            problem,
             query,
-            dim * 4,
-            copies + at * dim * 4,
-            dim * 4,
-            dim // 8,
-            scores + at * 4,
-            whole_last - whole_first,
+            places + KEY_PLACES,
+            whole_first,
+            whole_last,
+            scores,
             rows,
             F32,
             0,
             0,
-            0,
         )
     else:
-        _score_tile(problem, unit, whole_first, whole_last, rows, query, scores, kind)
+        later_bytes = 8 * _key_step(problem, kind)
+        _score_keys(
+            problem,
+            query,
+            places + KEY_PLACES,
+            whole_first,
+            whole_last,
+            scores,
+            rows,
+            kind,
+            later + KEY_PLACES,
+            later_bytes,
+        )
     for row in range(rows):
-        own = position + row // group
+        own = _word(tokens + row // group * TOKEN_BYTES, POSITION)
         row_first, row_last = max(first, own - window + 1) - tile, min(last, own + 1) - tile
         if row_first < row_last:
-            _soften(problem, scores + row * TILE * 4, row_first, row_last, state, row, scales)
+            at = scores + row * TILE * 4
+            _soften(problem, at, row_first, row_last, state, first_row + row, scales)
     # Rows of a token see the same positions; where all tokens do, all rows go together.
-    together = position + 1 >= last and last_position - window + 1 <= first
+    together = lowest_position + 1 >= last and highest_position - window + 1 <= first
     step = num_tokens if together else 1
     for token in range(0, num_tokens, step):
-        own = position + token
-        token_first, token_last = max(first, own - window + 1), min(last, own + 1)
+        own = _word(tokens + token * TOKEN_BYTES, POSITION)
+        seen_first, seen_last = max(first, own - window + 1) - tile, min(last, own + 1) - tile
         if together:
-            token_first, token_last = first, last
-        if token_first >= token_last:
+            seen_first, seen_last = first - tile, last - tile
+        if seen_first >= seen_last:
             continue
-        weights, output = scores + token * group * TILE * 4, state + token * group * value_dim * 4
+        weights = scores + token * group * TILE * 4
+        output = state + (first_row + token * group) * value_dim * 4
         if gathered:
-            at = token_first - tile
             _weigh_values(
-                weights + at * 4,
-                copies + (TILE * dim + at * value_dim) * 4,
-                value_dim * 4,
-                token_last - token_first,
+                problem,
+                weights,
+                places + VALUE_PLACES,
+                seen_first,
+                seen_last,
                 output,
-                value_dim,
                 step * group,
                 F32,
-                0,
+                4 * value_dim,
                 0,
             )
         else:
-            _weigh_tile(problem, unit, token_first, token_last, step * group, weights, output, kind)
+            _weigh_values(
+                problem,
+                weights,
+                places + VALUE_PLACES,
+                seen_first,
+                seen_last,
+                output,
+                step * group,
+                kind,
+                _value_step(problem, kind),
+                later + VALUE_PLACES,
+            )
 
 
 # ---- units --------------------------------------------------------------------------------
@@ -605,20 +746,24 @@ def _copy_queries(problem: int, unit: int, copies: int) -> int:
     """Return where the unit's rows lie one after the other: a single token's do already."""
     num_heads, dim = _word(problem, NUM_HEADS), _word(problem, HEAD_DIM)
     group = num_heads // _word(problem, NUM_KV_HEADS)
-    first_head = _word(unit, FIRST_TOKEN) * num_heads + _word(unit, KV_HEAD) * group
-    query = _word(problem, QUERY) + first_head * dim * 4
-    if _word(unit, NUM_TOKENS) == 1:
-        return query
-    for token in range(_word(unit, NUM_TOKENS)):
+    tokens, num_tokens = _word(unit, FIRST_TOKEN), _word(unit, NUM_TOKENS)
+    for token in range(num_tokens):
+        first_head = _word(tokens + token * TOKEN_BYTES, INDEX) * num_heads
+        first_head += _word(unit, KV_HEAD) * group
+        query = _word(problem, QUERY) + first_head * dim * 4
+        if num_tokens == 1:
+            return query
         for i in range(group * dim // 8):
-            numbers = load_f32x8(query + token * num_heads * dim * 4 + 32 * i)
+            numbers = load_f32x8(query + 32 * i)
             store_f32x8(copies + token * group * dim * 4 + 32 * i, numbers)
     return copies
 
 
 @jit
-def _attend_unit(problem: int, index: int, scratch: int, kind: int) -> None:
+def _attend_unit(problem: int, index: int, next_index: int, scratch: int, kind: int) -> None:
+    """Compute a unit, and ask for what the next one reads first, if that is known and not 0."""
     unit = _word(problem, UNITS) + index * UNIT_BYTES
+    next_unit = _word(problem, UNITS) + next_index * UNIT_BYTES if next_index else 0
     rows = _word(unit, NUM_TOKENS) * _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
     merged = scratch
     state = merged + _state_bytes(problem)
@@ -634,23 +779,11 @@ def _attend_unit(problem: int, index: int, scratch: int, kind: int) -> None:
     for segment in range(first, last):
         _clear(problem, state, rows)
         for tile in range(segment * SEGMENT, segment * SEGMENT + SEGMENT, TILE):
-            _attend_tile(problem, unit, tile, query, state, tiles, kind)
+            _attend_tile(problem, unit, next_unit, tile, query, state, tiles, kind)
         if last - first > 1:
             _merge(problem, merged, state, rows)
     if not split:
         _finish(problem, unit, merged if last - first > 1 else state)
-
-
-@inline
-def _units_of_chunk(problem: int) -> int:
-    """All heads of some query tokens, where there are enough of these for the threads.
-
-    So a thread knows which keys it reads next.
-    """
-    num_kv_heads = _word(problem, NUM_KV_HEADS)
-    if _word(problem, IS_SPLIT) or _word(problem, NUM_UNITS) < TASKS_TO_SHARE * num_kv_heads:
-        return 1
-    return num_kv_heads
 
 
 @jit
@@ -680,13 +813,14 @@ def attend(thread: int, problem: int, kind: int) -> None:
         problem: Address of the words `QUERY` to `IS_SPLIT`, planned.
         kind: Type of the caches, see `octavo_kernels.cpu.kv_types`.
     """
-    num_units, count = _word(problem, NUM_UNITS), _units_of_chunk(problem)
+    num_units = _word(problem, NUM_UNITS)
     scratch = _word(problem, SCRATCH) + rank(thread) * _word(problem, SCRATCH_BYTES)
-    first = next_chunk(thread) * count
-    while first < num_units:
-        for index in range(first, first + count):
-            _attend_unit(problem, index, scratch, kind)
-        first = next_chunk(thread) * count
+    is_ahead = num_units >= UNITS_TO_TAKE_AHEAD * num_threads(thread)
+    index = next_chunk(thread)
+    while index < num_units:
+        following = next_chunk(thread) if is_ahead else 0
+        _attend_unit(problem, index, following if following < num_units else 0, scratch, kind)
+        index = following if is_ahead else next_chunk(thread)
     if _word(problem, IS_SPLIT):
         barrier(thread)
         index = next_chunk(thread)

@@ -11,15 +11,7 @@ What it works on is described by words of 8 bytes; `octavo_kernels.decoder_step`
 
 from __future__ import annotations
 
-from octavo_kernels.cpu.attention import (
-    IS_SPLIT,
-    MAX_ROWS,
-    NUM_REQUESTS,
-    NUM_UNITS,
-    ROW,
-    UNIT_BYTES,
-    UNITS,
-)
+from octavo_kernels.cpu.attention import IS_SPLIT, MAX_ROWS, NUM_REQUESTS, NUM_UNITS
 from octavo_kernels.cpu.decoder import (
     HIDDEN,
     HIDDEN_SIZE,
@@ -73,7 +65,7 @@ KIND_BYTES = 32
 # Of the embedding's arguments, the number of tokens.
 EMBED_TOKENS = 8
 
-PROBLEM_BYTES = 224
+PROBLEM_BYTES = 240
 """Of a problem of attention; a layer's is `PROBLEMS` and so many bytes for each before it. A word
 of `KIND_OF` tells its kind."""
 
@@ -151,11 +143,6 @@ def plan_attention(thread: int, step: int) -> None:
         store_i64(problem + MAX_ROWS, word(step, STEP_MAX_ROWS))
         store_i64(problem + IS_SPLIT, word(step, STEP_IS_SPLIT))
         call_entry(word(step, PLAN), thread, word(step, KINDS) + KIND_BYTES * kind + PLAN_PROBLEM)
-        # Block tables are read where the batch has them: by slot.
-        unit = word(problem, UNITS)
-        for _ in range(word(problem, NUM_UNITS)):
-            store_i64(unit + ROW, load_i64(word(step, SLOTS) + 8 * word(unit, ROW)))
-            unit += UNIT_BYTES
     for index in range(word(step, NUM_PROBLEMS)):
         problem = word(step, PROBLEMS) + (PROBLEM_BYTES + 8) * index
         planned = word(word(step, KINDS) + KIND_BYTES * word(problem, PROBLEM_BYTES), PLAN_PROBLEM)

@@ -13,19 +13,18 @@ from typing import Any
 from octavo_kernels.cpu.jit import inline, jit
 from octavo_kernels.cpu.simd import (
     add,
-    broadcast_f32,
-    fma,
-    load_bf16x8,
-    load_e4m3x8,
-    load_f16x8,
-    load_f32x8,
-    load_first,
+    load_bf16x16,
+    load_e4m3x16,
+    load_f16x16,
+    load_f32x16,
+    load_first_of_16,
     mul,
-    store_f32x8,
+    stay_apart,
+    store_f32x16,
     store_first,
-    zero_f32x8,
 )
 from octavo_kernels.cpu.team import next_chunk, num_threads
+from octavo_kernels.cpu.tiles import add_products, cover_with, distances_to, zeros_of
 
 RUN = 256
 ROWS_OF_CHUNK = 64
@@ -33,71 +32,44 @@ CHUNK_BYTES = 1 << 17
 
 
 @inline
-def put(out: int, is_added: int, scale: int, c: Any, d: Any, count: int) -> None:
+def put(out: int, is_added: int, scale: int, c: Any, count: int) -> None:
     """Add a run's sums of 16 outputs to the total at `out`, or begin it."""
     if scale:
-        c = mul(c, load_f32x8(scale))
-        d = mul(d, load_f32x8(scale + 32))
+        c = mul(c, load_f32x16(scale))
     if count == 16:
         if is_added:
-            c = add(load_f32x8(out), c)
-            d = add(load_f32x8(out + 32), d)
-        store_f32x8(out, c)
-        store_f32x8(out + 32, d)
+            c = add(load_f32x16(out), c)
+        store_f32x16(out, c)
         return
-    low = min(count, 8)
     if is_added:
-        c = add(load_first(out, low), c)
-    store_first(out, c, low)
-    if count > 8:
-        if is_added:
-            d = add(load_first(out + 32, count - 8), d)
-        store_first(out + 32, d, count - 8)
-
-
-@inline
-def put_bias(out: int, bias: int, count: int) -> None:
-    low = min(count, 8)
-    store_first(out, add(load_first(out, low), load_f32x8(bias)), low)
-    if count > 8:
-        high = add(load_first(out + 32, count - 8), load_f32x8(bias + 32))
-        store_first(out + 32, high, count - 8)
+        c = add(load_first_of_16(out, count), c)
+    store_first(out, c, count)
 
 
 def make_multiply(load: Any, itemsize: int) -> Any:
     """Make the product over weights of one type."""
 
-    @jit
-    def tile_4(w: int, x: int, row: int, length: int) -> Any:
-        a0 = b0 = a1 = b1 = a2 = b2 = a3 = b3 = zero_f32x8()
-        for i in range(length):
-            p = w + 16 * itemsize * i
-            u = load(p)
-            v = load(p + 8 * itemsize)
-            q = x + 4 * i
-            y = broadcast_f32(q)
-            a0 = fma(u, y, a0)
-            b0 = fma(v, y, b0)
-            y = broadcast_f32(q + row)
-            a1 = fma(u, y, a1)
-            b1 = fma(v, y, b1)
-            y = broadcast_f32(q + 2 * row)
-            a2 = fma(u, y, a2)
-            b2 = fma(v, y, b2)
-            y = broadcast_f32(q + 3 * row)
-            a3 = fma(u, y, a3)
-            b3 = fma(v, y, b3)
-        return a0, b0, a1, b1, a2, b2, a3, b3
+    def make_step(rows: int) -> Any:
+        zeros, distances = zeros_of(rows), distances_to(rows)
 
-    @jit
-    def tile_1(w: int, x: int, length: int) -> Any:
-        a = b = zero_f32x8()
-        for i in range(length):
-            p = w + 16 * itemsize * i
-            y = broadcast_f32(x + 4 * i)
-            a = fma(load(p), y, a)
-            b = fma(load(p + 8 * itemsize), y, b)
-        return a, b
+        @jit
+        def tile(w: int, x: int, row: int, length: int) -> Any:
+            stay_apart()
+            c, x_rows = zeros(), distances(row)
+            for i in range(length):
+                c = add_products(c, load(w + 16 * itemsize * i), x + 4 * i, x_rows)
+            return c
+
+        @inline
+        def step(x: int, row: int, out: int, out_row: int, others: Any) -> None:
+            w, length, is_added, scale, count = others
+            c = tile(w, x, row, length)
+            for i in range(rows):
+                put(out + i * out_row, is_added, scale, c[i], count)
+
+        return step
+
+    cover = cover_with(make_step)
 
     @jit
     def multiply(
@@ -145,29 +117,19 @@ def make_multiply(load: Any, itemsize: int) -> Any:
                     s = 0
                     if scales:
                         s = scales + 64 * (panel * scale_runs + run % scale_runs)
-                    i = start
-                    while i + 4 <= end:
-                        q = x + i * x_row + 4 * done
-                        o = out + i * out_row + 4 * at
-                        a0, b0, a1, b1, a2, b2, a3, b3 = tile_4(w, q, x_row, length)
-                        put(o, run + accumulate, s, a0, b0, count)
-                        put(o + out_row, run + accumulate, s, a1, b1, count)
-                        put(o + 2 * out_row, run + accumulate, s, a2, b2, count)
-                        put(o + 3 * out_row, run + accumulate, s, a3, b3, count)
-                        i += 4
-                    while i < end:
-                        a0, b0 = tile_1(w, x + i * x_row + 4 * done, length)
-                        put(out + i * out_row + 4 * at, run + accumulate, s, a0, b0, count)
-                        i += 1
+                    others = (w, length, run + accumulate, s, count)
+                    cover(start, end, x + 4 * done, x_row, out + 4 * at, out_row, others)
                 if bias:
                     for i in range(start, end):
-                        put_bias(out + i * out_row + 4 * at, bias + 4 * at, count)
+                        o = out + i * out_row + 4 * at
+                        sums = add(load_first_of_16(o, count), load_f32x16(bias + 4 * at))
+                        store_first(o, sums, count)
             chunk = next_chunk(thread)
 
     return multiply
 
 
-multiply_f32 = make_multiply(load_f32x8, 4)
-multiply_bf16 = make_multiply(load_bf16x8, 2)
-multiply_f16 = make_multiply(load_f16x8, 2)
-multiply_e4m3 = make_multiply(load_e4m3x8, 1)
+multiply_f32 = make_multiply(load_f32x16, 4)
+multiply_bf16 = make_multiply(load_bf16x16, 2)
+multiply_f16 = make_multiply(load_f16x16, 2)
+multiply_e4m3 = make_multiply(load_e4m3x16, 1)

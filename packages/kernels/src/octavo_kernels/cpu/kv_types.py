@@ -38,17 +38,24 @@ INT8, E4M3, E5M2 = np.int8(0), np.uint8(0), np.uint32(0)
 _CONVERSIONS: dict[Any, tuple[Any, int, Callable[[Any, Any], Any]]] = {
     types.float32: (ir.FloatType(), 4, lambda _, x: x),
     types.uint16: (I16, 2, bf16_to_f32),
-    types.int16: (HALF, 2, lambda b, x: b.fpext(x, f32x8.ir)),
-    types.int8: (I8, 1, lambda b, x: b.sitofp(x, f32x8.ir)),
+    types.int16: (HALF, 2, lambda b, x: b.fpext(x, ir.VectorType(F32_TYPE, x.type.count))),
+    types.int8: (I8, 1, lambda b, x: b.sitofp(x, ir.VectorType(F32_TYPE, x.type.count))),
     types.uint8: (I8, 1, e4m3_to_f32),
     types.uint32: (I8, 1, e5m2_to_f32),
 }
 
 
-def emit_load(builder: Any, where: Any, kind: Any) -> Any:
-    """Load 8 numbers of a cache as float32."""
+def emit_load(builder: Any, where: Any, kind: Any, lanes: int = 8) -> Any:
+    """Load some numbers of a cache as float32."""
     element, _, convert = _CONVERSIONS[kind]
-    return convert(builder, load(builder, where, ir.VectorType(element, 8)))
+    return convert(builder, load(builder, where, ir.VectorType(element, lanes)))
+
+
+def emit_load_pair(builder: Any, first: Any, second: Any, kind: Any) -> Any:
+    """Load 8 numbers each from two places of a cache, as 16 float32."""
+    element, _, convert = _CONVERSIONS[kind]
+    halves = [load(builder, where, ir.VectorType(element, 8)) for where in (first, second)]
+    return convert(builder, builder.shuffle_vector(*halves, constant(I32, 16, range(16))))
 
 
 def bytes_of(kind: Any) -> int:

@@ -18,6 +18,7 @@ from octavo_kernels.cpu.simd import (
     constant,
     f32,
     f32x8,
+    f32x16,
     i32x8,
     i64,
     operation,
@@ -28,16 +29,16 @@ NEGATIVE_INFINITY = float("-inf")
 
 
 def _keep_lanes(builder: Any, value: Any, first: Any, last: Any) -> Any:
-    lanes = constant(I32, 8, range(8))
-    first = splat(builder, builder.trunc(first, I32), 8)
-    last = splat(builder, builder.trunc(last, I32), 8)
+    lanes = constant(I32, 16, range(16))
+    first = splat(builder, builder.trunc(first, I32), 16)
+    last = splat(builder, builder.trunc(last, I32), 16)
     inside = builder.and_(
         builder.icmp_signed(">=", lanes, first), builder.icmp_signed("<", lanes, last)
     )
-    return builder.select(inside, value, constant(F32, 8, NEGATIVE_INFINITY))
+    return builder.select(inside, value, constant(F32, 16, NEGATIVE_INFINITY))
 
 
-keep_lanes = operation(f32x8, (f32x8, i64, i64), _keep_lanes)
+keep_lanes = operation(f32x16, (f32x16, i64, i64), _keep_lanes)
 """Lanes from `first` to before `last`, minus infinity in the others."""
 
 lowest = operation(f32x8, (), lambda b: constant(F32, 8, NEGATIVE_INFINITY))

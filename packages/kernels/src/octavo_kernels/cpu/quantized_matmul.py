@@ -15,23 +15,17 @@ from __future__ import annotations
 from typing import Any
 
 from octavo_kernels.cpu.activations import BLOCK_BYTES, SCALE, TOTAL
+from octavo_kernels.cpu.byte_dots import BYTES_OF_8, FIVES, NIBBLES, SIXES, Bytes, dots_of
 from octavo_kernels.cpu.jit import inline, jit
 from octavo_kernels.cpu.simd import (
     add,
     and_i32,
-    broadcast_f32,
-    dot_bytes,
-    dot_bytes_4,
-    dot_fives,
-    dot_fives_2x4,
-    dot_nibbles,
-    dot_nibbles_2x4,
-    dot_sixes,
-    dot_sixes_4,
-    fma,
+    f32x8,
+    f32x16,
+    join_f32,
     load_f16x8,
-    load_f32x8,
-    load_first,
+    load_f32x16,
+    load_first_of_16,
     load_u8x8_i32,
     mul,
     negative,
@@ -41,13 +35,22 @@ from octavo_kernels.cpu.simd import (
     shr_i32,
     splat_f32,
     splat_i32,
-    store_f32x8,
+    stay_apart,
+    store_f32x16,
     store_first,
     to_f32,
     to_scalar_f32,
     zero_f32x8,
 )
 from octavo_kernels.cpu.team import next_chunk, num_threads
+from octavo_kernels.cpu.tiles import (
+    add_dots,
+    add_products,
+    cover_with,
+    distances_to,
+    join_of,
+    zeros_of,
+)
 
 ROWS_OF_CHUNK = 32  # rows of x that pass over a group of weights: 23 KB at 576 inputs, in the L1
 CHUNK_BYTES = 1 << 16  # weights of a chunk: about 3 us at 20 GB/s
@@ -57,20 +60,13 @@ read 19.9 GB/s with 3 KiB, 16.7 without, and 13.7 with 1 KiB and every other lin
 with gaps misleads the CPU's own prefetcher."""
 
 
-# ---- what a kind of weight is: for a block b of 32 inputs of the 8 rows at w, its dot
-# products with one row of x, with four rows of x (where weights are unsigned: those of the 8
-# rows `group` bytes on as well), the factor of a dot product, and what the sum of x is
-# multiplied with
+# ---- what a kind of weight is: for a block b of 32 inputs of the 8 rows at w, where its bytes
+# are, the factor of a dot product, and what the sum of x is multiplied with
 
 
 @inline
-def dot_q4_0(w: int, b: int, a: int) -> Any:
-    return dot_nibbles(w + b * 144 + 16, a)
-
-
-@inline
-def dots_q4_0(w: int, group: int, b: int, a: int, row: int) -> Any:
-    return dot_nibbles_2x4(w + b * 144 + 16, group, a, row)
+def bytes_q4_0(w: int, b: int) -> int:
+    return w + b * 144 + 16
 
 
 @inline
@@ -85,13 +81,8 @@ def offset_q4_0(w: int, b: int) -> Any:
 
 
 @inline
-def dot_q4_1(w: int, b: int, a: int) -> Any:
-    return dot_nibbles(w + b * 160 + 32, a)
-
-
-@inline
-def dots_q4_1(w: int, group: int, b: int, a: int, row: int) -> Any:
-    return dot_nibbles_2x4(w + b * 160 + 32, group, a, row)
+def bytes_q4_1(w: int, b: int) -> int:
+    return w + b * 160 + 32
 
 
 @inline
@@ -112,13 +103,8 @@ def offset_u4z(w: int, b: int) -> Any:
 
 
 @inline
-def dot_q8_0(w: int, b: int, a: int) -> Any:
-    return dot_bytes(w + b * 272 + 16, a)
-
-
-@inline
-def dots_q8_0(w: int, b: int, a: int, row: int) -> Any:
-    return dot_bytes_4(w + b * 272 + 16, a, row)
+def bytes_q8_0(w: int, b: int) -> int:
+    return w + b * 272 + 16
 
 
 @inline
@@ -127,13 +113,8 @@ def factor_q8_0(w: int, b: int) -> Any:
 
 
 @inline
-def dot_w8a8(w: int, b: int, a: int) -> Any:
-    return dot_bytes(w + b * 256, a)
-
-
-@inline
-def dots_w8a8(w: int, b: int, a: int, row: int) -> Any:
-    return dot_bytes_4(w + b * 256, a, row)
+def bytes_w8a8(w: int, b: int) -> int:
+    return w + b * 256
 
 
 @inline
@@ -161,13 +142,8 @@ def sub_minimum(p: int, s: int) -> Any:
 
 
 @inline
-def dot_q4_k(w: int, b: int, a: int) -> Any:
-    return dot_nibbles(w + (b >> 3) * 1152 + 128 + 128 * (b & 7), a)
-
-
-@inline
-def dots_q4_k(w: int, group: int, b: int, a: int, row: int) -> Any:
-    return dot_nibbles_2x4(w + (b >> 3) * 1152 + 128 + 128 * (b & 7), group, a, row)
+def bytes_q4_k(w: int, b: int) -> int:
+    return w + (b >> 3) * 1152 + 128 + 128 * (b & 7)
 
 
 @inline
@@ -181,13 +157,8 @@ def offset_q4_k(w: int, b: int) -> Any:
 
 
 @inline
-def dot_q5_k(w: int, b: int, a: int) -> Any:
-    return dot_fives(w + (b >> 3) * 1408 + 128 + 160 * (b & 7), a)
-
-
-@inline
-def dots_q5_k(w: int, group: int, b: int, a: int, row: int) -> Any:
-    return dot_fives_2x4(w + (b >> 3) * 1408 + 128 + 160 * (b & 7), group, a, row)
+def bytes_q5_k(w: int, b: int) -> int:
+    return w + (b >> 3) * 1408 + 128 + 160 * (b & 7)
 
 
 @inline
@@ -201,16 +172,14 @@ def offset_q5_k(w: int, b: int) -> Any:
 
 
 @inline
-def dot_q6_k(w: int, b: int, a: int) -> Any:
-    """The int8 scales of 16 inputs are part of the dot product."""
-    p = w + (b >> 3) * 1680
-    return dot_sixes(p + 144 + 192 * (b & 7), p + 16 + 16 * (b & 7), a)
+def bytes_q6_k(w: int, b: int) -> int:
+    return w + (b >> 3) * 1680 + 144 + 192 * (b & 7)
 
 
 @inline
-def dots_q6_k(w: int, b: int, a: int, row: int) -> Any:
-    p = w + (b >> 3) * 1680
-    return dot_sixes_4(p + 144 + 192 * (b & 7), p + 16 + 16 * (b & 7), a, row)
+def scales_q6_k(w: int, b: int) -> int:
+    """Where the int8 scales of each 16 inputs are, which are part of the dot product."""
+    return w + (b >> 3) * 1680 + 16 + 16 * (b & 7)
 
 
 @inline
@@ -223,8 +192,9 @@ def no_offset(w: int, b: int) -> Any:
     return zero_f32x8()
 
 
-JOINT_DOTS = (dots_q4_0, dots_q4_1, dots_q4_k, dots_q5_k)
-"""Of two groups at once."""
+@inline
+def no_scales(w: int, b: int) -> int:
+    return 0
 
 
 # ---- tiles, and the whole product ----------------------------------------------------------
@@ -233,54 +203,32 @@ JOINT_DOTS = (dots_q4_0, dots_q4_1, dots_q4_k, dots_q5_k)
 @inline
 def finish(out: int, c: Any, n: int, bias: int, scales: int, accumulate: int, count: int) -> None:
     """Apply a row's scale and bias, add what is there if so asked, and store `count` lanes."""
+    if count == 16:
+        if scales:
+            c = mul(c, load_f32x16(scales + 4 * n))
+        if bias:
+            c = add(c, load_f32x16(bias + 4 * n))
+        if accumulate:
+            c = add(load_f32x16(out), c)
+        store_f32x16(out, c)
+        return
     if scales:
-        c = mul(c, load_f32x8(scales + 4 * n))
+        c = mul(c, load_first_of_16(scales + 4 * n, count))
     if bias:
-        c = add(c, load_f32x8(bias + 4 * n))
-    if count == 8:
-        if accumulate:
-            c = add(load_f32x8(out), c)
-        store_f32x8(out, c)
-    else:
-        if accumulate:
-            c = add(load_first(out, count), c)
-        store_first(out, c, count)
+        c = add(c, load_first_of_16(bias + 4 * n, count))
+    if accumulate:
+        c = add(load_first_of_16(out, count), c)
+    store_first(out, c, count)
 
 
-@inline
-def put_pair(
-    out: int,
-    c: Any,
-    d: Any,
-    n: int,
-    bias: int,
-    scales: int,
-    accumulate: int,
-    low: int,
-    high: int,
-    to_next: int,
-) -> None:
-    """Finish 8 outputs, and the 8 after them if there are any."""
-    finish(out, c, n, bias, scales, accumulate, low)
-    if to_next:
-        finish(out + 32, d, n + 8, bias, scales, accumulate, high)
-
-
-def make_multiply(dot: Any, dots: Any, factor: Any, offset: Any, block_bytes: int) -> Any:
-    """Make the product over one kind of weight, from what the kind is.
-
-    `block_bytes` are the bytes of 32 inputs of 8 rows, on average.
-    """
+def make_tile(
+    kind: Bytes, where: Any, scales: Any, factor: Any, offset: Any, block_bytes: int, rows: int
+) -> Any:
+    """Make the tile of two groups of weights, `group` bytes apart, and `rows` rows of x."""
     has_offset = offset is not no_offset
-    is_joint = dots in JOINT_DOTS
-
-    @inline
-    def add_block(c: Any, product: Any, d: Any, o: Any, a: int) -> Any:
-        """Add a block's dot product with the block of activations at `a`."""
-        c = fma(to_f32(product), mul(d, broadcast_f32(a + SCALE)), c)
-        if has_offset:
-            c = fma(o, broadcast_f32(a + TOTAL), c)
-        return c
+    zeros_of_one, zeros_of_two = zeros_of(rows, f32x8), zeros_of(rows, f32x16)
+    dots_of_one, dots_of_two = dots_of(kind, rows, 1), dots_of(kind, rows, 2)
+    join_sums, distances = join_of(rows), distances_to(rows)
 
     @inline
     def fetch_ahead(where: int) -> None:
@@ -290,58 +238,65 @@ def make_multiply(dot: Any, dots: Any, factor: Any, offset: Any, block_bytes: in
 
     @jit
     def joint_tile(w: int, group: int, blocks: int, a: int, row: int) -> Any:
-        """Two groups of weights and four rows of x."""
-        c0 = c1 = c2 = c3 = c4 = c5 = c6 = c7 = zero_f32x8()
+        stay_apart()
+        c, x_rows = zeros_of_two(), distances(row)
         for b in range(blocks):
             # Two streams, which lie one behind the other: as much as is read is asked for.
             fetch_ahead(w + 2 * b * block_bytes)
             fetch_ahead(w + (2 * b + 1) * block_bytes)
-            p0, p1, p2, p3, p4, p5, p6, p7 = dots(w, group, b, a, row)
-            d, o = factor(w, b), offset(w, b)
-            c0 = add_block(c0, p0, d, o, a)
-            c1 = add_block(c1, p1, d, o, a + row)
-            c2 = add_block(c2, p2, d, o, a + 2 * row)
-            c3 = add_block(c3, p3, d, o, a + 3 * row)
-            d, o = factor(w + group, b), offset(w + group, b)
-            c4 = add_block(c4, p4, d, o, a)
-            c5 = add_block(c5, p5, d, o, a + row)
-            c6 = add_block(c6, p6, d, o, a + 2 * row)
-            c7 = add_block(c7, p7, d, o, a + 3 * row)
+            products = dots_of_two(where(w, b), scales(w, b), group, a, x_rows)
+            d = join_f32(factor(w, b), factor(w + group, b))
+            c = add_dots(c, products, d, a + SCALE, x_rows)
+            if has_offset:
+                o = join_f32(offset(w, b), offset(w + group, b))
+                c = add_products(c, o, a + TOTAL, x_rows)
             a += BLOCK_BYTES
-        return c0, c1, c2, c3, c4, c5, c6, c7
+        return c
 
     @jit
-    def tile_1x4(w: int, blocks: int, a: int, row: int) -> Any:
-        c0 = c1 = c2 = c3 = zero_f32x8()
+    def half_tile(w: int, blocks: int, a: int, row: int) -> Any:
+        stay_apart()
+        c, x_rows = zeros_of_one(), distances(row)
         for b in range(blocks):
             fetch_ahead(w + b * block_bytes)
-            p0, p1, p2, p3 = dots(w, b, a, row)
-            d, o = factor(w, b), offset(w, b)
-            c0 = add_block(c0, p0, d, o, a)
-            c1 = add_block(c1, p1, d, o, a + row)
-            c2 = add_block(c2, p2, d, o, a + 2 * row)
-            c3 = add_block(c3, p3, d, o, a + 3 * row)
+            products = dots_of_one(where(w, b), scales(w, b), 0, a, x_rows)
+            c = add_dots(c, products, factor(w, b), a + SCALE, x_rows)
+            if has_offset:
+                c = add_products(c, offset(w, b), a + TOTAL, x_rows)
             a += BLOCK_BYTES
-        return c0, c1, c2, c3
+        return c
 
     @jit
     def separate_tiles(w: int, group: int, blocks: int, a: int, row: int) -> Any:
-        c0, c1, c2, c3 = tile_1x4(w, blocks, a, row)
-        c4, c5, c6, c7 = tile_1x4(w + group, blocks, a, row)
-        return c0, c1, c2, c3, c4, c5, c6, c7
+        low, high = half_tile(w, blocks, a, row), half_tile(w + group, blocks, a, row)
+        return join_sums(low, high)
 
-    # Which of them: the other one is never called, and so never compiled.
-    tile_2x4 = joint_tile if is_joint else separate_tiles
+    # Few rows of x wait for memory, which is fastest with one stream. The other function is
+    # never called, and so never compiled.
+    return joint_tile if rows > 2 and kind.is_joint else separate_tiles
 
-    @jit
-    def tile_1(w: int, blocks: int, a: int) -> Any:
-        c = zero_f32x8()
-        for b in range(blocks):
-            fetch_ahead(w + b * block_bytes)
-            product = dot(w, b, a)
-            c = add_block(c, product, factor(w, b), offset(w, b), a)
-            a += BLOCK_BYTES
-        return c
+
+def make_multiply(
+    kind: Bytes, where: Any, factor: Any, offset: Any, block_bytes: int, scales: Any = no_scales
+) -> Any:
+    """Make the product over one kind of weight, from what the kind is.
+
+    `block_bytes` are the bytes of 32 inputs of 8 rows, on average.
+    """
+
+    def make_step(rows: int) -> Any:
+        tile = make_tile(kind, where, scales, factor, offset, block_bytes, rows)
+
+        @inline
+        def step(a: int, row: int, out: int, out_row: int, others: Any) -> None:
+            w, group, blocks, n, bias, scales, accumulate, count = others
+            c = tile(w, group, blocks, a, row)
+            for i in range(rows):
+                finish(out + i * out_row, c[i], n, bias, scales, accumulate, count)
+
+        return step
+
+    cover = cover_with(make_step)
 
     @jit
     def multiply(
@@ -384,40 +339,20 @@ def make_multiply(dot: Any, dots: Any, factor: Any, offset: Any, block_bytes: in
                 w = weight + group * group_bytes
                 at = 8 * group
                 # The last group may have no second one: then it is taken twice.
-                to_next = 1 if group + 1 < last else 0
-                low, high = min(8, n - at), min(8, n - at - 8 * to_next)
-                i = start
-                while i + 4 <= end:
-                    c0, c1, c2, c3, c4, c5, c6, c7 = tile_2x4(
-                        w, to_next * group_bytes, blocks, a + i * row, row
-                    )
-                    o = out + i * out_row + 4 * at
-                    put_pair(o, c0, c4, at, bias, scales, accumulate, low, high, to_next)
-                    o += out_row
-                    put_pair(o, c1, c5, at, bias, scales, accumulate, low, high, to_next)
-                    o += out_row
-                    put_pair(o, c2, c6, at, bias, scales, accumulate, low, high, to_next)
-                    o += out_row
-                    put_pair(o, c3, c7, at, bias, scales, accumulate, low, high, to_next)
-                    i += 4
-                while i < end:
-                    o = out + i * out_row + 4 * at
-                    c0 = tile_1(w, blocks, a + i * row)
-                    finish(o, c0, at, bias, scales, accumulate, low)
-                    if to_next:
-                        c0 = tile_1(w + group_bytes, blocks, a + i * row)
-                        finish(o + 32, c0, at + 8, bias, scales, accumulate, high)
-                    i += 1
+                to_next = group_bytes if group + 1 < last else 0
+                count = min(16 if to_next else 8, n - at)
+                others = (w, to_next, blocks, at, bias, scales, accumulate, count)
+                cover(start, end, a, row, out + 4 * at, out_row, others)
             chunk = next_chunk(thread)
 
     return multiply
 
 
-multiply_q4_0 = make_multiply(dot_q4_0, dots_q4_0, factor_q4_0, offset_q4_0, 144)
-multiply_q4_1 = make_multiply(dot_q4_1, dots_q4_1, factor_q4_1, offset_q4_1, 160)
-multiply_u4z = make_multiply(dot_q4_1, dots_q4_1, factor_q4_1, offset_u4z, 160)
-multiply_q8_0 = make_multiply(dot_q8_0, dots_q8_0, factor_q8_0, no_offset, 272)
-multiply_w8a8 = make_multiply(dot_w8a8, dots_w8a8, factor_w8a8, no_offset, 256)
-multiply_q4_k = make_multiply(dot_q4_k, dots_q4_k, factor_q4_k, offset_q4_k, 144)
-multiply_q5_k = make_multiply(dot_q5_k, dots_q5_k, factor_q5_k, offset_q5_k, 176)
-multiply_q6_k = make_multiply(dot_q6_k, dots_q6_k, factor_q6_k, no_offset, 210)
+multiply_q4_0 = make_multiply(NIBBLES, bytes_q4_0, factor_q4_0, offset_q4_0, 144)
+multiply_q4_1 = make_multiply(NIBBLES, bytes_q4_1, factor_q4_1, offset_q4_1, 160)
+multiply_u4z = make_multiply(NIBBLES, bytes_q4_1, factor_q4_1, offset_u4z, 160)
+multiply_q8_0 = make_multiply(BYTES_OF_8, bytes_q8_0, factor_q8_0, no_offset, 272)
+multiply_w8a8 = make_multiply(BYTES_OF_8, bytes_w8a8, factor_w8a8, no_offset, 256)
+multiply_q4_k = make_multiply(NIBBLES, bytes_q4_k, factor_q4_k, offset_q4_k, 144)
+multiply_q5_k = make_multiply(FIVES, bytes_q5_k, factor_q5_k, offset_q5_k, 176)
+multiply_q6_k = make_multiply(SIXES, bytes_q6_k, factor_q6_k, no_offset, 210, scales_q6_k)

@@ -2,8 +2,8 @@
 
 An operation is an LLVM instruction or a few of them, so a kernel stays Python source
 and runs what a C++ author would get from intrinsics. Addresses are int64, in bytes,
-and need no alignment. Vectors have 8 lanes of 32 bits; LLVM splits them where
-registers are narrower (SSE, NEON).
+and need no alignment. Vectors have 8 lanes of 32 bits, those of products 16; LLVM splits
+them where registers are narrower.
 
 All of it is portable IR but one thing, the dot product of bytes, which no plain IR
 turns into the right instruction: `LOWERING` names how it is done here. Its results are
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -45,29 +44,46 @@ class _VectorModel(models.PrimitiveModel):
 
 
 f32x8, i32x8 = Vector(F32, 8), Vector(I32, 8)
+f32x16, i32x16 = Vector(F32, 16), Vector(I32, 16)
 i16x16, i8x32 = Vector(I16, 16), Vector(I8, 32)
 address, i64, i32, f32 = types.int64, types.int64, types.int32, types.float32
 
 
-LOWERINGS = ("vnni", "avx2", "generic")
+def _lowerings() -> tuple[str, ...]:
+    features = binding.get_host_cpu_features()
+
+    def has(*names: str) -> bool:
+        return all(features.get(name) for name in names)
+
+    found = {
+        "avx512": has("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"),
+        "vnni": has("avxvnni") or has("avx512vnni", "avx512vl"),
+        "avx2": has("avx2"),
+        "generic": True,
+    }
+    return tuple(name for name, can_be_done in found.items() if can_be_done)
+
+
+LOWERINGS = _lowerings()
+"""What this CPU can do, the best first."""
 
 
 def _lowering() -> str:
     forced = os.environ.get("OCTAVO_CPU_LOWERING", "")
-    features = binding.get_host_cpu_features()
-    if forced:
-        if forced not in LOWERINGS:
-            raise ValueError(
-                f"OCTAVO_CPU_LOWERING is {forced!r}; it must be one of {', '.join(LOWERINGS)}"
-            )
-        return forced
-    if features.get("avxvnni") or (features.get("avx512vnni") and features.get("avx512vl")):
-        return "vnni"
-    return "avx2" if features.get("avx2") else "generic"
+    if forced and forced not in LOWERINGS:
+        raise ValueError(
+            f"OCTAVO_CPU_LOWERING is {forced!r}; on this CPU it can be {', '.join(LOWERINGS)}"
+        )
+    return forced or LOWERINGS[0]
 
 
 LOWERING = _lowering()
-"""``vnni``, ``avx2`` or ``generic``; ``OCTAVO_CPU_LOWERING`` forces one (for tests)."""
+"""``avx512``, ``vnni``, ``avx2`` or ``generic``; ``OCTAVO_CPU_LOWERING`` forces one (for tests)."""
+
+
+MOST_LANES = 16 if LOWERING == "avx512" else 8
+"""Lanes of a register: 8, or 16 where there are 32 registers of 512 bits. Vectors of 16 lanes work
+everywhere; this says how many of them a kernel can hold."""
 
 
 # ---- building blocks of the operations ----------------------------------------------------
@@ -77,39 +93,48 @@ def operation(result: Any, arguments: Sequence[Any], emit: Callable[..., Any]) -
     """Make a numba function of up to five arguments out of a function that emits IR.
 
     Args:
-        result: numba type of the result.
-        arguments: numba types of the arguments.
-        emit: Takes the IR builder and the arguments' values, returns the result's value (or
-            values, where the result is a tuple).
+        result: numba type of the result; None for that of the first argument.
+        arguments: numba types of the arguments; None for any type.
+        emit: Takes the IR builder and the arguments' values, returns the result's value. The
+            value of a tuple is the list of its values.
     """
-    signature = result(*arguments)
 
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        value = emit(builder, *values)
-        if result is types.void:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        taken = [
+            [builder.extract_value(value, i) for i in range(len(kind))]
+            if isinstance(kind, types.UniTuple)
+            else value
+            for kind, value in zip(signature.args, values, strict=True)
+        ]
+        value = emit(builder, *taken)
+        if signature.return_type is types.void:
             return context.get_dummy_value()
-        if isinstance(result, types.UniTuple):
-            return context.make_tuple(builder, result, value)
+        if isinstance(signature.return_type, types.UniTuple):
+            return context.make_tuple(builder, signature.return_type, value)
         return value
+
+    def of(*found: Any) -> Any:
+        kinds = [kind or given for kind, given in zip(arguments, found, strict=True)]
+        return (result or kinds[0])(*kinds), generate
 
     # numba reads the number of arguments off the function, so there is one for each.
     def of_0(typing: Any) -> Any:
-        return signature, generate
+        return of()
 
     def of_1(typing: Any, a: Any) -> Any:
-        return signature, generate
+        return of(a)
 
     def of_2(typing: Any, a: Any, b: Any) -> Any:
-        return signature, generate
+        return of(a, b)
 
     def of_3(typing: Any, a: Any, b: Any, c: Any) -> Any:
-        return signature, generate
+        return of(a, b, c)
 
     def of_4(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        return signature, generate
+        return of(a, b, c, d)
 
     def of_5(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
-        return signature, generate
+        return of(a, b, c, d, e)
 
     return intrinsic((of_0, of_1, of_2, of_3, of_4, of_5)[len(arguments)])
 
@@ -138,11 +163,22 @@ def store(builder: Any, where: Any, value: Any) -> None:
     builder.store(value, builder.inttoptr(where, value.type.as_pointer()), align=1)
 
 
+def at(builder: Any, where: Any, offset: int) -> Any:
+    """An address `offset` bytes on."""
+    return builder.add(where, ir.Constant(I64, offset)) if offset else where
+
+
 def splat(builder: Any, value: Any, lanes: int) -> Any:
     """Put one value into all lanes."""
     undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     first = builder.insert_element(undefined, value, I32(0))
     return builder.shuffle_vector(first, undefined, constant(I32, lanes, 0))
+
+
+def join(builder: Any, low: Any, high: Any) -> Any:
+    """One vector of the lanes of two."""
+    lanes = 2 * low.type.count
+    return builder.shuffle_vector(low, high, constant(I32, lanes, range(lanes)))
 
 
 def reduce(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
@@ -155,6 +191,10 @@ def reduce(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any
         vector = combine(vector, shifted)
         width //= 2
     return builder.extract_element(vector, I32(0))
+
+
+def emit_fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    return call(builder, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
@@ -186,12 +226,22 @@ store_i16 = operation(types.void, (address, i32), lambda b, p, x: store(b, p, b.
 store_f16 = operation(types.void, (address, f32), lambda b, p, x: store(b, p, b.fptrunc(x, F16)))
 
 
-def _prefetch(builder: Any, where: Any) -> None:
+def emit_prefetch(builder: Any, where: Any) -> None:
     pointer = builder.inttoptr(where, BYTES)
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(3), I32(1))
 
 
-prefetch = operation(types.void, (address,), _prefetch)
+def _stay_apart(builder: Any) -> None:
+    builder.function.attributes.add("noinline")
+    # Vectors that don't fit the registers lie in whole cache lines: LLVM leaves the stack as it
+    # is, and a product over Q5_K took half as long again where they didn't.
+    builder.function.attributes.alignstack = 64
+
+
+stay_apart = operation(types.void, (), _stay_apart)
+"""Have the function that calls this never made part of another one."""
+
+prefetch = operation(types.void, (address,), emit_prefetch)
 """Ask for the cache line of an address, to be read soon."""
 
 
@@ -199,8 +249,9 @@ prefetch = operation(types.void, (address,), _prefetch)
 
 
 def bf16_to_f32(builder: Any, bits: Any) -> Any:
-    wide = builder.zext(bits, ir.VectorType(I32, 8))
-    return builder.bitcast(builder.shl(wide, constant(I32, 8, 16)), f32x8.ir)
+    lanes = bits.type.count
+    wide = builder.zext(bits, ir.VectorType(I32, lanes))
+    return builder.bitcast(builder.shl(wide, constant(I32, lanes, 16)), ir.VectorType(F32, lanes))
 
 
 def f32_to_bf16(builder: Any, value: Any) -> Any:
@@ -219,31 +270,40 @@ def e4m3_to_f32(builder: Any, bits: Any) -> Any:
 
     A subnormal becomes a subnormal half, so it is exact too. 0x7F and 0xFF are NaN.
     """
-    wide = builder.zext(bits, ir.VectorType(I16, 8))
-    sign = builder.shl(builder.and_(wide, constant(I16, 8, 0x80)), constant(I16, 8, 8))
-    rest = builder.and_(wide, constant(I16, 8, 0x7F))
-    half = builder.or_(sign, builder.shl(rest, constant(I16, 8, 7)))
-    value = builder.fpext(builder.bitcast(half, ir.VectorType(F16, 8)), f32x8.ir)
-    scaled = builder.fmul(value, constant(F32, 8, 256.0))
-    is_nan = builder.icmp_unsigned("==", rest, constant(I16, 8, 0x7F))
-    return builder.select(is_nan, constant(F32, 8, float("nan")), scaled)
+    lanes = bits.type.count
+
+    def i(value: int) -> Any:
+        return constant(I16, lanes, value)
+
+    wide = builder.zext(bits, ir.VectorType(I16, lanes))
+    sign = builder.shl(builder.and_(wide, i(0x80)), i(8))
+    rest = builder.and_(wide, i(0x7F))
+    half = builder.bitcast(builder.or_(sign, builder.shl(rest, i(7))), ir.VectorType(F16, lanes))
+    value = builder.fpext(half, ir.VectorType(F32, lanes))
+    scaled = builder.fmul(value, constant(F32, lanes, 256.0))
+    is_nan = builder.icmp_unsigned("==", rest, i(0x7F))
+    return builder.select(is_nan, constant(F32, lanes, float("nan")), scaled)
 
 
 def e5m2_to_f32(builder: Any, bits: Any) -> Any:
     """The upper byte of a half."""
-    wide = builder.shl(builder.zext(bits, ir.VectorType(I16, 8)), constant(I16, 8, 8))
-    return builder.fpext(builder.bitcast(wide, ir.VectorType(F16, 8)), f32x8.ir)
+    lanes = bits.type.count
+    wide = builder.zext(bits, ir.VectorType(I16, lanes))
+    half = builder.bitcast(builder.shl(wide, constant(I16, lanes, 8)), ir.VectorType(F16, lanes))
+    return builder.fpext(half, ir.VectorType(F32, lanes))
 
 
-def _convert(element: ir.Type, to_f32: Callable[[Any, Any], Any]) -> Any:
-    kind = ir.VectorType(element, 8)
-    return operation(f32x8, (address,), lambda b, p: to_f32(b, load(b, p, kind)))
+def _convert(element: ir.Type, to_f32: Callable[[Any, Any], Any], result: Vector = f32x8) -> Any:
+    kind = ir.VectorType(element, result.ir.count)
+    return operation(result, (address,), lambda b, p: to_f32(b, load(b, p, kind)))
 
 
 load_f32x8 = operation(f32x8, (address,), lambda b, p: load(b, p, f32x8.ir))
+load_f32x16 = operation(f32x16, (address,), lambda b, p: load(b, p, f32x16.ir))
 load_f16x8 = _convert(F16, lambda b, x: b.fpext(x, f32x8.ir))
-load_bf16x8 = _convert(I16, bf16_to_f32)
-load_e4m3x8 = _convert(I8, e4m3_to_f32)
+load_f16x16 = _convert(F16, lambda b, x: b.fpext(x, f32x16.ir), f32x16)
+load_bf16x8, load_bf16x16 = _convert(I16, bf16_to_f32), _convert(I16, bf16_to_f32, f32x16)
+load_e4m3x8, load_e4m3x16 = _convert(I8, e4m3_to_f32), _convert(I8, e4m3_to_f32, f32x16)
 load_e5m2x8 = _convert(I8, e5m2_to_f32)
 load_i8x8 = _convert(I8, lambda b, x: b.sitofp(x, f32x8.ir))
 load_u8x8 = _convert(I8, lambda b, x: b.uitofp(b.zext(x, i32x8.ir), f32x8.ir))
@@ -251,6 +311,7 @@ broadcast_f32 = operation(f32x8, (address,), lambda b, p: splat(b, load(b, p, F3
 """One float32 of memory in all lanes."""
 
 store_f32x8 = operation(types.void, (address, f32x8), store)
+store_f32x16 = operation(types.void, (address, f32x16), store)
 store_f16x8 = operation(
     types.void,
     (address, f32x8),
@@ -263,19 +324,19 @@ store_bf16x8 = operation(
 bits_of_f32 = operation(i32, (f32,), lambda b, x: b.bitcast(x, I32))
 splat_f32 = operation(f32x8, (f32,), lambda b, x: splat(b, x, 8))
 zero_f32x8 = operation(f32x8, (), lambda b: constant(F32, 8, 0.0))
-add = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fadd(x, y))
-sub = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fsub(x, y))
-mul = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fmul(x, y))
-div = operation(f32x8, (f32x8, f32x8), lambda b, x, y: b.fdiv(x, y))
+# Of vectors with 8 lanes or 16:
+add = operation(None, (None, None), lambda b, x, y: b.fadd(x, y))
+sub = operation(None, (None, None), lambda b, x, y: b.fsub(x, y))
+mul = operation(None, (None, None), lambda b, x, y: b.fmul(x, y))
+div = operation(None, (None, None), lambda b, x, y: b.fdiv(x, y))
+maximum = operation(None, (None, None), _larger)
+minimum = operation(None, (None, None), _smaller)
+
 negative = operation(f32x8, (f32x8,), lambda b, x: b.fneg(x))
-maximum = operation(f32x8, (f32x8, f32x8), _larger)
-minimum = operation(f32x8, (f32x8, f32x8), _smaller)
-fma = operation(
-    f32x8,
-    (f32x8, f32x8, f32x8),
-    lambda b, x, y, z: call(b, "llvm.fma.v8f32", f32x8.ir, x, y, z),
-)
+fma = operation(f32x8, (f32x8, f32x8, f32x8), emit_fma)
 """``x * y + z``, rounded once."""
+
+join_f32 = operation(f32x16, (f32x8, f32x8), join)
 
 fma_f32 = operation(f32, (f32, f32, f32), lambda b, x, y, z: call(b, "llvm.fma.f32", F32, x, y, z))
 sqrt_f32 = operation(f32, (f32,), lambda b, x: call(b, "llvm.sqrt.f32", F32, x))
@@ -291,38 +352,50 @@ hsum = operation(f32, (f32x8,), lambda b, x: reduce(b, x, b.fadd))
 hmax = operation(f32, (f32x8,), lambda b, x: reduce(b, x, lambda y, z: _larger(b, y, z)))
 first_lane = operation(f32, (f32x8,), lambda b, x: b.extract_element(x, I32(0)))
 
+splat_f32x16 = operation(f32x16, (f32,), lambda b, x: splat(b, x, 16))
+hmax_f32x16 = operation(f32, (f32x16,), lambda b, x: reduce(b, x, lambda y, z: _larger(b, y, z)))
+low_half = operation(
+    f32x8, (f32x16,), lambda b, x: b.shuffle_vector(x, x, constant(I32, 8, range(8)))
+)
+high_half = operation(
+    f32x8, (f32x16,), lambda b, x: b.shuffle_vector(x, x, constant(I32, 8, range(8, 16)))
+)
+
 
 to_scalar_f32 = operation(f32, (i64,), lambda b, x: b.sitofp(x, F32))
 """An int as a float32: what Python's own conversion would make a float64."""
 
 
+def _is_first(builder: Any, count: Any, lanes: int) -> Any:
+    """A mask of the first `count` lanes."""
+    wanted = splat(builder, builder.trunc(count, I32), lanes)
+    return builder.icmp_signed("<", constant(I32, lanes, range(lanes)), wanted)
+
+
 def _store_first(builder: Any, where: Any, value: Any, count: Any) -> None:
-    lanes = constant(I32, 8, range(8))
-    mask = builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, I32), 8))
+    lanes = value.type.count
     pointer = builder.inttoptr(where, value.type.as_pointer())
-    name, void = "llvm.masked.store.v8f32.p0", ir.VoidType()
-    call(builder, name, void, value, pointer, I32(1), mask)
+    name, mask = f"llvm.masked.store.v{lanes}f32.p0", _is_first(builder, count, lanes)
+    call(builder, name, ir.VoidType(), value, pointer, I32(1), mask)
 
 
-def _load_first(builder: Any, where: Any, count: Any) -> Any:
-    lanes = constant(I32, 8, range(8))
-    mask = builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, I32), 8))
-    pointer = builder.inttoptr(where, f32x8.ir.as_pointer())
-    zeros = constant(F32, 8, 0.0)
-    return call(builder, "llvm.masked.load.v8f32.p0", f32x8.ir, pointer, I32(1), mask, zeros)
+def _load_first(builder: Any, where: Any, count: Any, lanes: int) -> Any:
+    kind, zeros = ir.VectorType(F32, lanes), constant(F32, lanes, 0.0)
+    pointer = builder.inttoptr(where, kind.as_pointer())
+    name, mask = f"llvm.masked.load.v{lanes}f32.p0", _is_first(builder, count, lanes)
+    return call(builder, name, kind, pointer, I32(1), mask, zeros)
 
 
-load_first = operation(f32x8, (address, i64), _load_first)
+load_first = operation(f32x8, (address, i64), partial(_load_first, lanes=8))
+load_first_of_16 = operation(f32x16, (address, i64), partial(_load_first, lanes=16))
 """Load the first `count` lanes only; the others are zero."""
 
-store_first = operation(types.void, (address, f32x8, i64), _store_first)
-"""Store the first `count` lanes only."""
+store_first = operation(types.void, (address, None, i64), _store_first)
+"""Store the first `count` lanes only, of 8 or 16."""
 
 
 def _first_lanes(builder: Any, value: Any, count: Any) -> Any:
-    lanes = constant(I32, 8, range(8))
-    kept = builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, I32), 8))
-    return builder.select(kept, value, constant(F32, 8, 0.0))
+    return builder.select(_is_first(builder, count, 8), value, constant(F32, 8, 0.0))
 
 
 first_lanes = operation(f32x8, (f32x8, i64), _first_lanes)
@@ -342,12 +415,12 @@ EXP_LARGEST, EXP_SMALLEST = 88.3762626647949, -87.3365447504
 def emit_exp(b: Any, x: Any) -> Any:
     """``exp`` to 2 units in the last place; 0 below -87.3, 2.4e38 above 88.4, NaN of NaN."""
 
+    lanes = x.type.count
+
     def f(value: float) -> Any:
-        return constant(F32, 8, value)
+        return constant(F32, lanes, value)
 
-    def madd(p: Any, q: Any, r: Any) -> Any:
-        return call(b, "llvm.fma.v8f32", f32x8.ir, p, q, r)
-
+    madd = partial(emit_fma, b)
     clamped = _smaller(b, _larger(b, x, f(EXP_SMALLEST)), f(EXP_LARGEST))
     # Near 1.5 * 2**23 the floats are the whole numbers, so the sum rounds, and the last bits
     # of its pattern are the integer: AVX2 has no conversion that takes a NaN, and LLVM's own
@@ -360,13 +433,15 @@ def emit_exp(b: Any, x: Any) -> Any:
         p = madd(p, r, f(coefficient))
     p = b.fadd(madd(b.fmul(r, r), p, r), f(1.0))
     # Whatever the bits of a NaN give here, the product is NaN.
-    bits = b.sub(b.bitcast(shifted, i32x8.ir), b.bitcast(f(ROUNDING_SHIFT), i32x8.ir))
-    power = b.shl(b.add(bits, constant(I32, 8, 127)), constant(I32, 8, 23))
-    result = b.fmul(p, b.bitcast(power, f32x8.ir))
+    whole = ir.VectorType(I32, lanes)
+    bits = b.sub(b.bitcast(shifted, whole), b.bitcast(f(ROUNDING_SHIFT), whole))
+    power = b.shl(b.add(bits, constant(I32, lanes, 127)), constant(I32, lanes, 23))
+    result = b.fmul(p, b.bitcast(power, x.type))
     return b.select(b.fcmp_ordered("<", x, f(EXP_SMALLEST)), f(0.0), result)
 
 
-exp = operation(f32x8, (f32x8,), emit_exp)
+exp = operation(None, (None,), emit_exp)
+"""Of vectors with 8 lanes or 16."""
 
 # ---- integers -----------------------------------------------------------------------------
 
@@ -379,6 +454,7 @@ load_i8x8_i32 = operation(
     i32x8, (address,), lambda b, p: b.sext(load(b, p, ir.VectorType(I8, 8)), i32x8.ir)
 )
 store_i32x8 = operation(types.void, (address, i32x8), store)
+store_i32x16 = operation(types.void, (address, i32x16), store)
 store_i8x8 = operation(
     types.void, (address, i32x8), lambda b, p, x: store(b, p, b.trunc(x, ir.VectorType(I8, 8)))
 )
@@ -419,251 +495,3 @@ hmax_bits = operation(
     ),
 )
 """The largest of some `abs_bits`, as a number again."""
-
-
-# ---- dot products of bytes ----------------------------------------------------------------
-# A dot product takes 32 weights of 8 rows, as eight vectors of 4 weights of each row, and
-# 32 activations; lane r of the result belongs to row r.
-
-
-def broadcast_bytes(builder: Any, where: Any) -> Any:
-    """Four bytes of memory, eight times."""
-    return builder.bitcast(splat(builder, load(builder, where, I32), 8), i8x32.ir)
-
-
-def at(builder: Any, where: Any, offset: int) -> Any:
-    """An address `offset` bytes on."""
-    return builder.add(where, ir.Constant(I64, offset)) if offset else where
-
-
-def multiply_pairs(builder: Any, unsigned: Any, signed: Any) -> Any:
-    """i16 sums of two neighbouring products (AVX2's vpmaddubsw, which saturates)."""
-    return call(builder, "llvm.x86.avx2.pmadd.ub.sw", i16x16.ir, unsigned, signed)
-
-
-def add_pairs(builder: Any, pairs: Any) -> Any:
-    """i32 sums of two neighbouring i16."""
-    ones = constant(I16, 16, 1)
-    return call(builder, "llvm.x86.avx2.pmadd.wd", i32x8.ir, pairs, ones)
-
-
-def dot_generic(builder: Any, first: Any, second: Any, first_signed: bool) -> Any:
-    """i32 sums of four neighbouring products, in plain IR."""
-    wide = ir.VectorType(I32, 32)
-    first = builder.sext(first, wide) if first_signed else builder.zext(first, wide)
-    products = builder.mul(first, builder.sext(second, wide))
-    total = None
-    for offset in range(4):
-        order = constant(I32, 8, range(offset, 32, 4))
-        quarter = builder.shuffle_vector(products, products, order)
-        total = quarter if total is None else builder.add(total, quarter)
-    return total
-
-
-def dot_vnni(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-    """Add four neighbouring products to each i32."""
-    vector = i32x8.ir
-    a, b = builder.bitcast(unsigned, vector), builder.bitcast(signed, vector)
-    # LLVM has one name for the AVX-512 and the AVX encoding.
-    return call(builder, "llvm.x86.avx512.vpdpbusd.256", vector, total, a, b)
-
-
-@dataclass(frozen=True)
-class Bytes:
-    """What the dot products of one kind of weight are made of.
-
-    Attributes:
-        vectors: Emits IR that unpacks i8x32 number 0 to 7 of 4 weights of 8 rows each.
-        signed: Whether weights may be negative.
-        pairs_that_fit: How many sums of two products an i16 holds: for unsigned weights
-            8 below 16 (16 * 15 * 127 = 30,480) and 4 below 32, for signed ones 1 from -128
-            and 4 from -32. Activations are between -127 and 127.
-    """
-
-    vectors: Callable[[Any, Any], list[Callable[[], Any]]]
-    signed: bool
-    pairs_that_fit: int
-
-
-def emit_dots(
-    builder: Any,
-    kind: Bytes,
-    groups: Sequence[Any],
-    activations: Sequence[Any],
-    chosen: Sequence[int] = range(8),
-) -> list[Any]:
-    """Dot products of some vectors of weights of each group with each row of activations.
-
-    The loop over vectors is the outer one: a vector is unpacked once for all rows, four bytes
-    of activations are spread over a vector once for all groups, and both are dropped, which
-    leaves registers for the sums. They come group by group, row by row.
-    """
-    count = len(groups) * len(activations)
-    zeros = constant(I32, 8, 0)
-    totals: list[Any] = [zeros if LOWERING == "vnni" else None] * count
-    pairs: list[Any] = [None] * count
-
-    def plus(total: Any, part: Any) -> Any:
-        return part if total is None else builder.add(total, part)
-
-    def add_product(n: int, weight: Any, size: Any, activation: Any, is_last: bool) -> None:
-        if LOWERING == "generic":
-            part = dot_generic(builder, weight, activation, first_signed=kind.signed)
-            totals[n] = plus(totals[n], part)
-            return
-        if kind.signed:
-            # |w| * (a with the sign of w): 128 * 127 * 2 still fits an i16.
-            activation = call(builder, "llvm.x86.avx2.psign.b", i8x32.ir, activation, weight)
-        if LOWERING == "vnni":
-            totals[n] = dot_vnni(builder, totals[n], size, activation)
-            return
-        pairs[n] = plus(pairs[n], multiply_pairs(builder, size, activation))
-        if is_last:
-            totals[n] = plus(totals[n], add_pairs(builder, pairs[n]))
-            pairs[n] = None
-
-    for done, i in enumerate(chosen, 1):
-        weights = [kind.vectors(builder, group)[i]() for group in groups]
-        sizes = weights
-        if kind.signed and LOWERING != "generic":
-            sizes = [call(builder, "llvm.abs.v32i8", i8x32.ir, w, I1(0)) for w in weights]
-        is_last = done % kind.pairs_that_fit == 0
-        for row, where in enumerate(activations):
-            activation = broadcast_bytes(builder, at(builder, where, 4 * i))
-            for group, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
-                n = len(activations) * group + row
-                add_product(n, weight, size, activation, is_last)
-        if len(groups) > 1 and done < len(chosen):
-            for sums in (pairs, totals):
-                sums[:] = [one if one is None else compute_now(builder, one) for one in sums]
-    return totals
-
-
-def compute_now(builder: Any, value: Any) -> Any:
-    """Have a vector computed here: nothing that stands behind this point moves before it.
-
-    Left alone, LLVM unpacks all of a block's weights first, and then has no registers for the
-    sums: 94 of 400 instructions of a tile went to the stack, and it ran at half the speed.
-    """
-    if LOWERING == "generic":
-        return value
-    kind = ir.FunctionType(value.type, [value.type])
-    nothing = ir.InlineAsm(kind, "", "=x,0,~{memory}", side_effect=True)
-    return builder.call(nothing, [value])
-
-
-def _nibbles(builder: Any, where: Any) -> list[Callable[[], Any]]:
-    """128 bytes: the low halves of the first 32 are vector 0, the high halves vector 4."""
-
-    def vector(i: int) -> Any:
-        packed = load(builder, at(builder, where, 32 * (i % 4)), i8x32.ir)
-        if i < 4:
-            return builder.and_(packed, constant(I8, 32, 15))
-        return builder.lshr(packed, constant(I8, 32, 4))
-
-    return [partial(vector, i) for i in range(8)]
-
-
-def _fives(builder: Any, where: Any) -> list[Callable[[], Any]]:
-    """Nibbles and 32 bytes of fifth bits: bit i of each belongs to vector i."""
-
-    def vector(i: int) -> Any:
-        fifths = load(builder, at(builder, where, 128), i8x32.ir)
-        bit = builder.and_(builder.lshr(fifths, constant(I8, 32, i)), constant(I8, 32, 1))
-        return builder.or_(_nibbles(builder, where)[i](), builder.shl(bit, constant(I8, 32, 4)))
-
-    return [partial(vector, i) for i in range(8)]
-
-
-def _sixes(builder: Any, where: Any) -> list[Callable[[], Any]]:
-    """Nibbles and 64 bytes of upper pairs of bits, less 32."""
-
-    def vector(i: int) -> Any:
-        pairs = load(builder, at(builder, where, 128 + 32 * (i // 4)), i8x32.ir)
-        shifted = builder.lshr(pairs, constant(I8, 32, 2 * (i % 4)))
-        upper = builder.shl(builder.and_(shifted, constant(I8, 32, 3)), constant(I8, 32, 4))
-        value = builder.or_(_nibbles(builder, where)[i](), upper)
-        return builder.sub(value, constant(I8, 32, 32))
-
-    return [partial(vector, i) for i in range(8)]
-
-
-def _bytes(builder: Any, where: Any) -> list[Callable[[], Any]]:
-    """256 bytes."""
-    return [partial(load, builder, at(builder, where, 32 * i), i8x32.ir) for i in range(8)]
-
-
-NIBBLES = Bytes(_nibbles, signed=False, pairs_that_fit=8)
-FIVES = Bytes(_fives, signed=False, pairs_that_fit=4)
-SIXES = Bytes(_sixes, signed=True, pairs_that_fit=4)
-BYTES_OF_8 = Bytes(_bytes, signed=True, pairs_that_fit=1)
-
-
-BY_BYTE = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Vectors of nibbles so ordered that both halves of a byte follow each other."""
-
-
-def _four(builder: Any, where: Any, row: Any) -> list[Any]:
-    """Addresses of four rows of activations, `row` bytes apart."""
-    rows = [where]
-    for _ in range(3):
-        rows.append(builder.add(rows[-1], row))
-    return rows
-
-
-def _dot(kind: Bytes) -> Any:
-    """``dot(weights, activations)`` of 8 rows of 32 weights."""
-
-    def emit(builder: Any, weights: Any, where: Any) -> Any:
-        return emit_dots(builder, kind, [weights], [where])[0]
-
-    return operation(i32x8, (address, address), emit)
-
-
-def _dot_4(kind: Bytes) -> Any:
-    """``dot(weights, activations, row)`` with four rows of activations, `row` bytes apart."""
-
-    def emit(builder: Any, weights: Any, where: Any, row: Any) -> Any:
-        return emit_dots(builder, kind, [weights], _four(builder, where, row))
-
-    return operation(types.UniTuple(i32x8, 4), (address, address, i64), emit)
-
-
-def _dot_2x4(kind: Bytes) -> Any:
-    """``dot(weights, group, activations, row)`` of two groups `group` bytes apart."""
-
-    def emit(builder: Any, weights: Any, group: Any, where: Any, row: Any) -> Any:
-        groups = [weights, builder.add(weights, group)]
-        return emit_dots(builder, kind, groups, _four(builder, where, row), BY_BYTE)
-
-    return operation(types.UniTuple(i32x8, 8), (address, i64, address, i64), emit)
-
-
-def emit_scaled_halves(
-    builder: Any, kind: Bytes, weights: Any, scales: Any, activations: Sequence[Any]
-) -> list[Any]:
-    """Dot products of 16 weights, twice, each times its int8 scale (8 bytes for 8 rows)."""
-    halves = []
-    for half in range(2):
-        raw = load(builder, at(builder, scales, 8 * half), ir.VectorType(I8, 8))
-        scale = builder.sext(raw, i32x8.ir)
-        chosen = range(4 * half, 4 * half + 4)
-        dots = emit_dots(builder, kind, [weights], activations, chosen)
-        halves.append([builder.mul(dot, scale) for dot in dots])
-    return [builder.add(first, second) for first, second in zip(*halves, strict=True)]
-
-
-# Signed products need two registers more, so the sums of two groups at once don't fit.
-dot_nibbles, dot_nibbles_2x4 = _dot(NIBBLES), _dot_2x4(NIBBLES)
-dot_fives, dot_fives_2x4 = _dot(FIVES), _dot_2x4(FIVES)
-dot_bytes, dot_bytes_4 = _dot(BYTES_OF_8), _dot_4(BYTES_OF_8)
-dot_sixes = operation(
-    i32x8,
-    (address, address, address),
-    lambda b, w, s, a: emit_scaled_halves(b, SIXES, w, s, [a])[0],
-)
-dot_sixes_4 = operation(
-    types.UniTuple(i32x8, 4),
-    (address, address, address, i64),
-    lambda b, w, s, a, row: emit_scaled_halves(b, SIXES, w, s, _four(b, a, row)),
-)

@@ -38,11 +38,33 @@ class AnswerReader:
 
     def push(self, delta: OutputDelta) -> list[AnswerEvent]:
         """Take a delta of this choice; return what it tells."""
-        return self._push(delta.text, delta)
+        (events,) = self.push_pieces([delta.text], delta)
+        return events
+
+    def push_pieces(
+        self, texts: Sequence[str], output: OutputDelta | CompletionOutput
+    ) -> list[list[AnswerEvent]]:
+        """Take a delta or a whole choice whose text was cut; return what each piece tells.
+
+        Args:
+            texts: One piece at least; what the end tells comes with the last one.
+        """
+        self.num_tokens += len(output.token_ids)
+        if self._counts_reasoning:
+            self._token_ids += output.token_ids
+        told = [self._parser.push(text) for text in texts]
+        if output.finish_reason is not None:
+            told[-1] += self._parser.finish()
+        self.num_calls += sum(isinstance(event, CallStart) for events in told for event in events)
+        if output.finish_reason is not None:
+            self.finish_reason = self._prepared.finish_reason(output.finish_reason, self.num_calls)
+            self.stop_reason = output.stop_reason
+        return told
 
     def push_whole(self, output: CompletionOutput) -> list[AnswerEvent]:
         """Take the whole choice at once; return all that it tells."""
-        return self._push(output.text, output)
+        (events,) = self.push_pieces([output.text], output)
+        return events
 
     def num_reasoning_tokens(self) -> int:
         """Return how many tokens of the choice were reasoning."""
@@ -51,21 +73,6 @@ class AnswerReader:
             self._token_ids,
             skip_special_tokens=self._prepared.skip_special_tokens,
         )
-
-    def _push(self, text: str, output: OutputDelta | CompletionOutput) -> list[AnswerEvent]:
-        self.num_tokens += len(output.token_ids)
-        if self._counts_reasoning:
-            self._token_ids += output.token_ids
-        events = self._parser.push(text)
-        if output.finish_reason is not None:
-            events += self._parser.finish()
-        for event in events:
-            if isinstance(event, CallStart):
-                self.num_calls += 1
-        if output.finish_reason is not None:
-            self.finish_reason = self._prepared.finish_reason(output.finish_reason, self.num_calls)
-            self.stop_reason = output.stop_reason
-        return events
 
 
 def by_kind(events: Sequence[AnswerEvent]) -> list[list[AnswerEvent]]:

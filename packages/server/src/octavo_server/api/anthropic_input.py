@@ -7,7 +7,6 @@ from typing import Any
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import SamplingParams
-from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_server.api.anthropic_protocol import (
     AnthropicToolChoice,
     CountTokensRequest,
@@ -28,10 +27,9 @@ from octavo_server.api.chat_protocol import (
 )
 from octavo_server.api.context import LoadedModel
 from octavo_server.api.conversation import Conversation
+from octavo_server.api.sampling import engine_options, shared_params
+from octavo_server.api.structured_outputs import OwnConstraint
 from octavo_server.api.tool_use import ToolUse
-
-# Fields that have the same name and meaning in a body and in `SamplingParams`.
-_SAME = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 
 def to_conversation(body: CountTokensRequest, model: LoadedModel) -> Conversation:
@@ -50,11 +48,7 @@ def to_conversation(body: CountTokensRequest, model: LoadedModel) -> Conversatio
     params = SamplingParams(max_tokens=1)
     if isinstance(body, MessagesRequest):
         params = _params(body, model)
-        options = {
-            "priority": body.priority or 0,
-            "cache_salt": body.cache_salt,
-            "tenant": (body.metadata and body.metadata.user_id) or None,
-        }
+        options = engine_options(body, (body.metadata and body.metadata.user_id) or None)
     return Conversation(
         messages=messages,
         params=params,
@@ -68,17 +62,17 @@ def to_conversation(body: CountTokensRequest, model: LoadedModel) -> Conversatio
 
 
 def _params(body: MessagesRequest, model: LoadedModel) -> SamplingParams:
-    values = dict(model.sampling_defaults)
-    values |= {name: value for name in _SAME if (value := getattr(body, name)) is not None}
-    schema = body.output_config and body.output_config.format
     return SamplingParams(
-        **values,
+        **shared_params(body, model.sampling_defaults, output_constraint(body)),
         max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
-        structured_outputs=(
-            StructuredOutputsParams(json=json.dumps(schema.json_schema)) if schema else None
-        ),
     )
+
+
+def output_constraint(body: MessagesRequest) -> OwnConstraint:
+    """Return what asks for a constraint in this API's own way."""
+    schema = body.output_config and body.output_config.format
+    return {"output_config.format": {"json": json.dumps(schema.json_schema)}} if schema else {}
 
 
 def _effort(body: CountTokensRequest) -> str | None:

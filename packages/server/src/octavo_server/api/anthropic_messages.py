@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.answers import MessageAnswer, TokenCount
-from octavo_server.api.anthropic_input import to_conversation
+from octavo_server.api.anthropic_input import output_constraint, to_conversation
 from octavo_server.api.anthropic_output import MessageWriter
 from octavo_server.api.anthropic_protocol import CountTokensRequest, MessagesRequest
 from octavo_server.api.body import parse_body
@@ -19,6 +19,7 @@ from octavo_server.api.errors import json_response
 from octavo_server.api.generation import new_request_id
 from octavo_server.api.openapi import documented
 from octavo_server.api.respond import respond
+from octavo_server.api.structured_outputs import constraint_field
 
 router = APIRouter()
 
@@ -38,7 +39,8 @@ async def create_message(request: Request) -> Response:
         prepared.requests,
         writer,
         stream=bool(body.stream),
-        constraint_field=prepared.constraint_field("output_config.format"),
+        constraint_field=prepared.constraint_field(constraint_field(body, output_constraint(body))),
+        note_timing=writer.note_timing if body.include_timing else None,
     )
 
 

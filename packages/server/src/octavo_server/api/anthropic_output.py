@@ -20,6 +20,7 @@ from octavo_server.api.anthropic_errors import anthropic_error
 from octavo_server.api.conversation import PreparedConversation
 from octavo_server.api.errors import ApiError
 from octavo_server.api.sse import named_event
+from octavo_server.api.timing import Timing
 from octavo_server.request_output import OutputDelta
 
 
@@ -38,10 +39,15 @@ class MessageWriter:
         self._max_tokens = max_tokens
         self._finish_reason: str | None = None
         self._num_cached_tokens = 0
+        self._timing: Timing | None = None
         self._began = False
         self._blocks: list[dict[str, Any]] = []
         # The text of the open block, or None if none is open.
         self._pieces: list[str] | None = None
+
+    def note_timing(self, timing: Timing) -> None:
+        """Have the answer tell how long its parts took."""
+        self._timing = timing
 
     def begin(self) -> bytes:
         """Nothing comes before the usage of the prompt is known."""
@@ -65,7 +71,7 @@ class MessageWriter:
         delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop_sequence()}
         events = [
             *self._close_block(),
-            {"type": "message_delta", "delta": delta, "usage": self._usage()},
+            {"type": "message_delta", "delta": delta, **self._totals()},
             {"type": "message_stop"},
         ]
         return b"".join(named_event(event["type"], event) for event in events)
@@ -77,7 +83,7 @@ class MessageWriter:
     async def result(self) -> dict[str, Any]:
         """Return the whole message."""
         return self._message(
-            self._blocks, self._stop_reason(), self._stop_sequence(), self._usage()
+            self._blocks, self._stop_reason(), self._stop_sequence(), self._totals()
         )
 
     def _write(self, event: AnswerEvent) -> list[dict[str, Any]]:
@@ -137,7 +143,7 @@ class MessageWriter:
     def _message_start(self) -> dict[str, Any]:
         return {
             "type": "message_start",
-            "message": self._message([], None, None, self._usage()),
+            "message": self._message([], None, None, {"usage": self._usage()}),
         }
 
     def _message(
@@ -145,7 +151,7 @@ class MessageWriter:
         content: list[dict[str, Any]],
         stop_reason: str | None,
         stop_sequence: str | None,
-        usage: dict[str, Any],
+        totals: dict[str, Any],
     ) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -155,20 +161,25 @@ class MessageWriter:
             "content": content,
             "stop_reason": stop_reason,
             "stop_sequence": stop_sequence,
-            "usage": usage,
+            **totals,
         }
 
     def _stop_reason(self) -> str:
         if self._finish_reason == "length":
             is_full = self._reader.num_tokens < self._max_tokens
             return "model_context_window_exceeded" if is_full else "max_tokens"
-        if self._reader.num_calls:
-            return "tool_use"
-        return "end_turn" if self._stop_sequence() is None else "stop_sequence"
+        # A call that a stop sequence has cut off is none to be carried out.
+        if self._stop_sequence() is not None:
+            return "stop_sequence"
+        return "tool_use" if self._reader.num_calls else "end_turn"
 
     def _stop_sequence(self) -> str | None:
         reason = self._reader.stop_reason
         return reason if isinstance(reason, str) else None
+
+    def _totals(self) -> dict[str, Any]:
+        timing = {} if self._timing is None else {"timing": self._timing.field()}
+        return {"usage": self._usage(), **timing}
 
     def _usage(self) -> dict[str, Any]:
         # Anthropic counts what came from the cache apart.

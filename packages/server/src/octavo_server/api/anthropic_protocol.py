@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from octavo_core.sampling_params import MAX_STOP_STRINGS
 from octavo_server.api.json_object import JsonObject
 from octavo_server.api.protocol import (
+    GENERATION_ONLY,
     MAX_INT32,
-    MAX_INT64,
     MAX_MESSAGES,
-    MAX_NAME_CHARS,
     MAX_PARTS,
-    MAX_TEMPLATE_OPTIONS,
     MAX_TOOLS,
+    UNSUPPORTED,
+    Body,
     Name,
+    SamplingBody,
     StopString,
     StrictModel,
-    TemplateOption,
+    TemplateOptions,
     Text,
     ToolName,
 )
@@ -188,8 +190,10 @@ class Metadata(StrictModel):
     user_id: Name | None = None
 
 
-class CountTokensRequest(StrictModel):
+class CountTokensRequest(Body):
     """Body of ``POST /v1/messages/count_tokens``: what a prompt is made of."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"chat_template": ()}
 
     model: Name | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -198,26 +202,15 @@ class CountTokensRequest(StrictModel):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    chat_template_kwargs: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], TemplateOption | None],
-            Field(max_length=MAX_TEMPLATE_OPTIONS),
-        ]
-        | None
-    ) = None
+    chat_template_kwargs: TemplateOptions | None = None
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, SamplingBody):
     """Body of ``POST /v1/messages``."""
+
+    unsupported = UNSUPPORTED | GENERATION_ONLY | {"n": (1,), "best_of": (1,), "stop": ([],)}
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)]
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     metadata: Metadata | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
-    priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None

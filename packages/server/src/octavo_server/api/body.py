@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Awaitable
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -15,10 +14,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from octavo_core.errors import InvalidRequestError
-from octavo_server.api.context import ServerContext, context_of
+from octavo_server.api.context import context_of
 from octavo_server.api.deadline import note_timeout
 from octavo_server.api.errors import ApiError
-from octavo_server.api.gate import shutting_down
+from octavo_server.api.gate import unless_draining
+from octavo_server.api.request_id import note_request_id
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ async def parse_body(request: Request, model: type[Model]) -> Model:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise ApiError(415, f"the body has Content-Encoding {encoding!r}; send it uncompressed")
-    body = await _unless_draining(context_of(request), _read_body(request))
+    # A client may never send the rest.
+    body = await unless_draining(context_of(request), _read_body(request))
     # Another front may have to answer this request.
     request.state.raw_body = body
     if len(body) <= _INLINE_BYTES:
@@ -62,6 +63,7 @@ async def parse_body(request: Request, model: type[Model]) -> Model:
     else:
         checked = await asyncio.to_thread(lambda: _validate(decode_json(body), model))
     note_timeout(request, checked)
+    note_request_id(request, checked)
     return checked
 
 
@@ -97,20 +99,6 @@ def _lone_surrogate(data: bytes) -> str | None:
     except ValueError:
         pass
     return None
-
-
-async def _unless_draining(context: ServerContext, reading: Awaitable[bytes]) -> bytes:
-    """Await a body, but no longer than new requests are taken: a client may never send the rest."""
-    task = asyncio.ensure_future(reading)
-    watcher = asyncio.ensure_future(context.drain.wait())
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise shutting_down()
-        return task.result()
-    finally:
-        watcher.cancel()
-        task.cancel()
 
 
 async def _read_body(request: Request) -> bytes:

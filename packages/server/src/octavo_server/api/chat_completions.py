@@ -25,12 +25,12 @@ from octavo_server.api.chat_protocol import (
 )
 from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.conversation import Conversation, PreparedConversation, prepare
-from octavo_server.api.generation import Job, answer, new_request_id
+from octavo_server.api.generation import Job, answer, chosen_id, new_request_id
 from octavo_server.api.logprobs import chat_logprobs
 from octavo_server.api.messages import to_template_messages
 from octavo_server.api.openapi import documented
-from octavo_server.api.sampling import to_sampling_params
-from octavo_server.api.structured_outputs import constraint_field
+from octavo_server.api.sampling import engine_options, to_sampling_params
+from octavo_server.api.structured_outputs import constraint_field, response_format
 from octavo_server.api.tool_use import tool_use_of
 from octavo_server.request_output import CompletionOutput, OutputDelta
 
@@ -76,18 +76,18 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         reasoning_effort=body.reasoning_effort,
         shows_reasoning=body.include_reasoning is not False,
         add_generation_prompt=goes_on or body.add_generation_prompt is not False,
-        request_options={
-            "priority": body.priority or 0,
-            "cache_salt": body.cache_salt,
-            "tenant": body.tenant,
-            "truncate_prompt_tokens": body.truncate_prompt_tokens,
-        },
+        request_options=engine_options(body, body.tenant),
     )
     prepared = prepare(model, request_id, conversation)
     return_token_ids = bool(body.return_token_ids)
     requests = prepared.requests
     extra = {"prompt_token_ids": requests[0].prompt_token_ids} if return_token_ids else {}
-    chat_format = _ChatFormat(prepared, return_token_ids, bool(body.return_tokens_as_token_ids))
+    chat_format = _ChatFormat(
+        prepared,
+        return_token_ids,
+        bool(body.return_tokens_as_token_ids),
+        _echo(messages[-1]) if body.echo else "",
+    )
     return Job(
         request_id=request_id,
         model=model,
@@ -95,11 +95,12 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
-        constraint_field=prepared.constraint_field(constraint_field(body)),
+        constraint_field=prepared.constraint_field(constraint_field(body, response_format(body))),
         format=chat_format,
         extra=extra,
         prompt_logprobs=body.prompt_logprobs,
         include_timing=bool(body.include_timing),
+        answer_id=chosen_id("chatcmpl", body),
         usage_details=chat_format.usage_details,
     )
 
@@ -111,21 +112,23 @@ class _ChatFormat:
         prepared: The conversation.
         return_token_ids: Add the answer's token ids.
         as_token_ids: Write ids in place of the tokens' texts in log-probabilities.
+        echo: What the content begins with.
     """
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self, prepared: PreparedConversation, return_token_ids: bool, as_token_ids: bool
+        self, prepared: PreparedConversation, return_token_ids: bool, as_token_ids: bool, echo: str
     ) -> None:
+        self._echo = echo
         self._as_token_ids = as_token_ids
         self._return_token_ids = return_token_ids
         self._choices = [AnswerReader(prepared) for _ in prepared.requests]
 
     def first_chunks(self) -> list[dict[str, Any]]:
-        """Say who speaks."""
-        delta = {"role": "assistant", "content": ""}
+        """Say who speaks, and what has been said."""
+        delta = {"role": "assistant", "content": self._echo}
         return [
             {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             for index in range(len(self._choices))
@@ -158,7 +161,7 @@ class _ChatFormat:
         answer = collect(reader.push_whole(output))
         choice = {
             "index": output.index,
-            "message": _message(answer),
+            "message": _message(answer, self._echo),
             "logprobs": chat_logprobs(output.logprobs, as_token_ids=self._as_token_ids),
             "finish_reason": reader.finish_reason,
             "stop_reason": output.stop_reason,
@@ -197,11 +200,17 @@ def _call_fragments(events: list[AnswerEvent]) -> list[dict[str, Any]]:
     return [{"index": index, **fragment} for index, fragment in fragments.items()]
 
 
-def _message(answer: CollectedAnswer) -> dict[str, Any]:
+def _echo(last_message: dict[str, Any]) -> str:
+    """Return the last message, if it is the model's own."""
+    return str(last_message["content"]) if last_message["role"] == "assistant" else ""
+
+
+def _message(answer: CollectedAnswer, echo: str) -> dict[str, Any]:
     has_more = answer.reasoning is not None or bool(answer.calls)
+    content = answer.text if answer.text is not None or has_more else ""
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": answer.text if answer.text is not None or has_more else "",
+        "content": echo + (content or "") if echo else content,
         "refusal": None,
     }
     if answer.reasoning is not None:

@@ -129,10 +129,30 @@ class ChatMessage(StrictModel):
     reasoning_content: Text | None = None
 
 
+def check_final_message(message: ChatMessage, add_generation_prompt: bool | None) -> None:
+    """Refuse a last message that can't be gone on from.
+
+    Raises:
+        InvalidField: It is not the model's, or another turn is to be opened after it.
+    """
+    if message.role != "assistant":
+        raise InvalidField(
+            f"continue_final_message is true, but the last of the messages is of the role "
+            f"{message.role!r}; it must be the assistant's",
+            "continue_final_message",
+        )
+    if add_generation_prompt:
+        raise InvalidField(
+            "continue_final_message and add_generation_prompt can't both be true",
+            "continue_final_message",
+        )
+
+
 class ChatCompletionRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
     unsupported = UNSUPPORTED | {
+        "reasoning": (),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -144,7 +164,6 @@ class ChatCompletionRequest(GenerationRequest):
         "add_special_tokens": (False,),
         "verbosity": ("medium",),
         "store": (False,),
-        "echo": (False,),
     }
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -153,6 +172,7 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    echo: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -173,17 +193,8 @@ class ChatCompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def check_final_message(self) -> ChatCompletionRequest:
         """Refuse to go on from a message that the model did not begin."""
-        if self.continue_final_message and self.messages[-1].role != "assistant":
-            raise InvalidField(
-                f"continue_final_message is true, but the last of the messages is of the role "
-                f"{self.messages[-1].role!r}; it must be the assistant's",
-                "continue_final_message",
-            )
-        if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidField(
-                "continue_final_message and add_generation_prompt can't both be true",
-                "continue_final_message",
-            )
+        if self.continue_final_message:
+            check_final_message(self.messages[-1], self.add_generation_prompt)
         return self
 
     @model_validator(mode="after")

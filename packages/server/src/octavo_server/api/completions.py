@@ -15,15 +15,16 @@ from octavo_server.api.answers import CompletionAnswer
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.errors import json_response
-from octavo_server.api.generation import Job, answer, new_request_id
+from octavo_server.api.generation import Job, answer, chosen_id, new_request_id
 from octavo_server.api.logprobs import CompletionLogprobs, join_logprobs, prompt_logprobs
 from octavo_server.api.openapi import documented
 from octavo_server.api.protocol import (
     CompletionRequest,
 )
-from octavo_server.api.sampling import to_sampling_params
+from octavo_server.api.request_id import client_request_id
+from octavo_server.api.sampling import engine_options, to_sampling_params
 from octavo_server.api.sse import DONE, EventStream, event
-from octavo_server.api.structured_outputs import constraint_field
+from octavo_server.api.structured_outputs import constraint_field, response_format
 from octavo_server.position_logprobs import to_prompt_positions
 from octavo_server.request_output import CompletionOutput, OutputDelta
 from octavo_server.tokenizer import Tokenizer
@@ -45,7 +46,7 @@ async def create_completion(request: Request) -> Response:
     # Tokenizing a long prompt takes long enough to be felt by every stream.
     job = await asyncio.to_thread(_prepare, body, model)
     if body.max_tokens == 0 and job.requests[0].sampling_params.prompt_logprobs is None:
-        return _answer_echo(job)
+        return _answer_echo(job, client_request_id(request) or job.request_id)
     return await answer(request, job)
 
 
@@ -73,11 +74,8 @@ def _prepare(body: CompletionRequest, model: LoadedModel) -> Job:
             f"{request_id}-{number}",
             prompt,
             params,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt,
-            tenant=body.tenant,
             add_special_tokens=body.add_special_tokens is not False,
-            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            **engine_options(body, body.tenant),
             field=f"prompt[{number}]" if len(prompts) > 1 else "prompt",
         )
     return Job(
@@ -87,18 +85,19 @@ def _prepare(body: CompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
-        constraint_field=constraint_field(body),
+        constraint_field=constraint_field(body, response_format(body)),
         format=_CompletionFormat(body, model.tokenizer, requests, params.n),
         drop_answer=body.max_tokens == 0,
         include_timing=bool(body.include_timing),
+        answer_id=chosen_id("cmpl", body),
     )
 
 
-def _answer_echo(job: Job) -> Response:
+def _answer_echo(job: Job, shown_id: str) -> Response:
     """Answer with the prompts alone; the engine has nothing to do."""
     assert isinstance(job.format, _CompletionFormat)
     usage = job.usage_counter().usage()
-    headers = {"X-Request-Id": job.request_id}
+    headers = {"X-Request-Id": shown_id}
     empty = [
         CompletionOutput(index=index, text="", token_ids=[], finish_reason="length")
         for index in range(len(job.requests))

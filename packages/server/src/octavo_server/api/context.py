@@ -19,6 +19,7 @@ from octavo_server.api.fronts import Fronts, OneFront
 from octavo_server.api.model_kind import refused_apis
 from octavo_server.api.responses_store import ResponseStore
 from octavo_server.engine_client import EngineClient
+from octavo_server.engine_handle import EngineState
 from octavo_server.grammar_checker import GrammarChecker
 from octavo_server.http_counts import HTTPCounts
 from octavo_server.input_processor import InputProcessor
@@ -93,7 +94,7 @@ class ServerContext:
         drain: Set once the server takes no new requests.
         responses: Answers of the Responses API that may be gone on from.
         num_open: Requests that need the engine and whose answers are not out yet.
-        sleeping: True while the operator has it take no new requests.
+        sleep_level: 0 to 2 while the operator has it take no new requests; None if it does.
         http: HTTP requests so far, of this front.
         fronts: All fronts of the server, this one among them.
         grammar_checker: Tries out the constraints of structured output.
@@ -105,7 +106,7 @@ class ServerContext:
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     responses: ResponseStore = field(default_factory=ResponseStore)
     num_open: int = 0
-    sleeping: bool = False
+    sleep_level: int | None = None
     http: HTTPCounts = field(default_factory=HTTPCounts)
     fronts: Fronts = field(init=False)
     grammar_checker: GrammarChecker = field(default_factory=GrammarChecker)
@@ -114,6 +115,11 @@ class ServerContext:
     def __post_init__(self) -> None:
         """Be the only front, until told otherwise."""
         self.fronts = OneFront(self)
+
+    @property
+    def sleeping(self) -> bool:
+        """True while the operator has the server take no new requests."""
+        return self.sleep_level is not None or self.client.state is EngineState.ASLEEP
 
     @property
     def draining(self) -> bool:

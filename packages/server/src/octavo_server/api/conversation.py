@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ from octavo_server.tool_parsers.harmony import HarmonyParser
 from octavo_server.tool_parsers.mistral import MistralParser
 from octavo_server.tool_parsers.scanner import Scanner
 from octavo_server.tool_prompt import with_tool_prompt
+
+Result = TypeVar("Result")
 
 # Enough of a prompt to see whether it ends in the opening tag of a block of reasoning.
 _PROMPT_END_TOKENS = 16
@@ -175,24 +177,39 @@ def prepare(
     return PreparedConversation(model, conversation, requests, is_reasoning)
 
 
+def prompt_token_ids(model: LoadedModel, conversation: Conversation) -> list[int]:
+    """Return the tokens of the prompt, be they more than the model takes.
+
+    Raises:
+        InvalidRequestError: The messages don't fit the template.
+    """
+    token_ids = _with_turns(model, conversation, model.input_processor.encode_chat)
+    return [*token_ids, *model.input_processor.encode_beginning(conversation.prefill or "")]
+
+
 def _process(
     model: LoadedModel, request_id: str, conversation: Conversation, params: SamplingParams
 ) -> list[EngineCoreRequest]:
-    messages, tools = _turns(model, conversation)
-
-    def process(turns: list[dict[str, Any]]) -> list[EngineCoreRequest]:
+    def process(turns: list[dict[str, Any]], **options: Any) -> list[EngineCoreRequest]:
         return model.input_processor.process_chat(
-            request_id,
-            turns,
-            params,
-            add_generation_prompt=conversation.add_generation_prompt,
-            tools=tools,
-            **conversation.request_options,
-            **_template_options(model, conversation),
+            request_id, turns, params, **conversation.request_options, **options
         )
 
+    return _with_turns(model, conversation, process)
+
+
+def _with_turns(
+    model: LoadedModel, conversation: Conversation, use: Callable[..., Result]
+) -> Result:
+    """Return what `use` makes of the messages, and of the template's options."""
+    messages, tools = _turns(model, conversation)
+    options = {
+        "add_generation_prompt": conversation.add_generation_prompt,
+        "tools": tools,
+        **_template_options(model, conversation),
+    }
     try:
-        return process(messages)
+        return use(messages, **options)
     except ContextLengthError:
         raise
     except InvalidRequestError as error:
@@ -201,7 +218,7 @@ def _process(
         if with_text is None:
             raise
         try:
-            return process(with_text)
+            return use(with_text, **options)
         except InvalidRequestError:
             raise error from None
 
@@ -230,7 +247,7 @@ def _with_prefill(
 ) -> list[EngineCoreRequest]:
     """Add the beginning of the answer to the prompt, and check that again."""
     assert conversation.prefill is not None
-    prefill = model.tokenizer.encode_plain(conversation.prefill)
+    prefill = model.input_processor.encode_beginning(conversation.prefill)
     return model.input_processor.process(
         request_id,
         [*request.prompt_token_ids, *prefill],

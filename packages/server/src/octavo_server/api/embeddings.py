@@ -65,15 +65,9 @@ def prepare_texts(
     """
     processor = model.pooling_processor()
     processor.check_options(options)
-    texts = body.texts()
     return [
-        processor.process_text(
-            f"{request_id}-{number}",
-            text,
-            options,
-            f"input[{number}]" if len(texts) > 1 else "input",
-        )
-        for number, text in enumerate(texts)
+        processor.process_text(f"{request_id}-{number}", text, options, name)
+        for number, (name, text) in enumerate(body.texts().items())
     ]
 
 

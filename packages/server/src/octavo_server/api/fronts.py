@@ -133,15 +133,15 @@ def answer_call(context: ServerContext, method: str, args: list[Any]) -> Any:
     """Do on this front what concerns the whole server.
 
     Args:
-        method: ``set_sleeping`` (bool), ``abort_requests`` (ids, or None for all),
+        method: ``set_sleep_level`` (0 to 2, or None), ``abort_requests`` (ids, or None for all),
             ``num_in_flight`` or ``num_open``.
 
     Returns:
         Something that msgpack can carry.
     """
     match method, args:
-        case "set_sleeping", [bool() as is_sleeping]:
-            context.sleeping = is_sleeping
+        case "set_sleep_level", [int() | None as level]:
+            context.sleep_level = level
             return None
         case "abort_requests", [request_ids]:
             return context.client.abort_requests(_as_set(request_ids))

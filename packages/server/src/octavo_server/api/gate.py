@@ -5,6 +5,10 @@ And those for another kind of model than it has.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.api.context import ServerContext
@@ -22,6 +26,8 @@ OPEN_WHILE_ASLEEP = frozenset(
 
 _RETRY_AFTER_SECONDS = 5
 
+Result = TypeVar("Result")
+
 
 class AvailabilityGate:
     """ASGI middleware that answers 503 for everything that needs a ready engine, and counts it."""
@@ -36,9 +42,7 @@ class AvailabilityGate:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        reason = (
-            _why_closed(self._context) or self._why_asleep(path) or _why_wrong(self._context, path)
-        )
+        reason = _why_closed(self._context, path) or _why_wrong(self._context, path)
         if reason is not None:
             await reason.response(path)(scope, receive, send)
             return
@@ -48,18 +52,17 @@ class AvailabilityGate:
         finally:
             self._context.num_open -= 1
 
-    def _why_asleep(self, path: str) -> ApiError | None:
-        if not self._context.sleeping or path in OPEN_WHILE_ASLEEP:
-            return None
-        return _unavailable("the server sleeps; POST /wake_up wakes it", "sleeping")
 
-
-def _why_closed(context: ServerContext) -> ApiError | None:
+def _why_closed(context: ServerContext, path: str) -> ApiError | None:
     client = context.client
     if client.state is EngineState.DEAD:
         return _unavailable(f"the engine has ended: {client.stage}", "engine_dead")
     if context.draining:
-        return shutting_down()
+        return _shutting_down()
+    if context.sleeping:
+        if path in OPEN_WHILE_ASLEEP:
+            return None
+        return _unavailable("the server sleeps; POST /wake_up wakes it", "sleeping")
     if client.state is EngineState.RESTARTING:
         return _unavailable(
             f"the engine has crashed and another one is starting ({client.stage}); see /health",
@@ -79,8 +82,25 @@ def _why_wrong(context: ServerContext, path: str) -> ApiError | None:
     return None if message is None else ApiError(400, message, code="unsupported_api")
 
 
-def shutting_down() -> ApiError:
-    """Return the answer to what comes too late."""
+async def unless_draining(context: ServerContext, work: Awaitable[Result]) -> Result:
+    """Await `work`, but no longer than new requests are taken.
+
+    Raises:
+        ApiError: 503, the server is shutting down.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(context.drain.wait())
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise _shutting_down()
+        return task.result()
+    finally:
+        watcher.cancel()
+        task.cancel()
+
+
+def _shutting_down() -> ApiError:
     return _unavailable("the server is shutting down", "shutting_down")
 
 

@@ -22,6 +22,7 @@ from octavo_core.wire import EngineCoreRequest, TokenLogprobs
 from octavo_server.api.context import LoadedModel
 from octavo_server.api.errors import ApiError
 from octavo_server.api.logprobs import prompt_logprobs
+from octavo_server.api.protocol import GenerationRequest
 from octavo_server.api.respond import respond
 from octavo_server.api.sse import DONE, encode, event
 from octavo_server.api.timing import Timing
@@ -35,6 +36,11 @@ Result = TypeVar("Result")
 def new_request_id(prefix: str) -> str:
     """Return a new id such as ``cmpl-1f0c…``."""
     return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def chosen_id(prefix: str, body: GenerationRequest) -> str | None:
+    """Return the response's id that a body asks for, if it does."""
+    return None if body.request_id is None else f"{prefix}-{body.request_id}"
 
 
 class ChoiceFormat(Protocol):
@@ -61,7 +67,7 @@ class Job:
     """A request that was checked and tokenized.
 
     Attributes:
-        request_id: The response's id.
+        request_id: The id under which it runs.
         requests: One for each choice, prompt by prompt.
         choices_per_prompt: The request's ``n``.
         constraint_field: What the request calls its constraint, if it has one.
@@ -71,6 +77,7 @@ class Job:
             token of the prompt; None for no such field.
         drop_answer: What the engine answers is of no interest, only the prompt is.
         include_timing: The answer tells how long its parts took.
+        answer_id: The response's id, where the request chose one; the engine's is our own.
     """
 
     request_id: str
@@ -86,6 +93,7 @@ class Job:
     prompt_logprobs: int | None = None
     drop_answer: bool = False
     include_timing: bool = False
+    answer_id: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def usage_counter(self) -> UsageCounter:
@@ -114,7 +122,7 @@ class Job:
     def head(self, object_name: str) -> dict[str, Any]:
         """Return the fields that every response and chunk starts with."""
         return {
-            "id": self.request_id,
+            "id": self.answer_id or self.request_id,
             "object": object_name,
             "created": self.created,
             "model": self.model.name,

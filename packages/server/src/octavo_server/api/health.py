@@ -62,8 +62,10 @@ def _status(context: ServerContext) -> str:
         return "dead"
     if context.draining:
         return "shutting_down"
+    if context.sleeping:
+        return "sleeping"
     if context.client.state is EngineState.RESTARTING:
         return "restarting"
     if context.client.state is EngineState.STARTING or context.model is None:
         return "loading"
-    return "sleeping" if context.sleeping else "ok"
+    return "ok"

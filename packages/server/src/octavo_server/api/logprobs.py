@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from octavo_core.wire import TokenLogprobs
@@ -150,6 +152,43 @@ class CompletionLogprobs:
             if self._echo.startswith(bare):
                 tokens[first] = bare
         return tokens
+
+
+class TokenCutter:
+    """Cuts the text of an answer where its tokens start, whichever of them came together.
+
+    Args:
+        tokenizer: Tells where in the text a token starts.
+        skip_special_tokens: The answer's text has no control tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._offsets = TextOffsets(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._num_cut = 0  # characters
+        # Tokens that start behind these.
+        self._waiting: deque[tuple[int, PositionLogprobs]] = deque()
+
+    def cut(
+        self, text: str, positions: Sequence[PositionLogprobs]
+    ) -> list[tuple[str, list[PositionLogprobs]]]:
+        """Take the next text and tokens; the text may lag behind.
+
+        Returns:
+            At least one piece of the text, each with the tokens that start with it.
+        """
+        for position in positions:
+            self._waiting.append((self._offsets.push(position.chosen.token_id), position))
+        first = begin = self._num_cut
+        self._num_cut += len(text)
+        pieces: list[tuple[str, list[PositionLogprobs]]] = []
+        started: list[PositionLogprobs] = []
+        while self._waiting and self._waiting[0][0] < self._num_cut:
+            start, position = self._waiting.popleft()
+            if start > begin:
+                pieces.append((text[begin - first : start - first], started))
+                begin, started = start, []
+            started.append(position)
+        return [*pieces, (text[begin - first :], started)]
 
 
 def join_logprobs(first: dict[str, Any] | None, second: dict[str, Any] | None) -> Any:

@@ -15,6 +15,7 @@ from octavo_core.errors import InvalidRequestError
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import ServerContext, context_of
 from octavo_server.api.errors import SERVER_ERROR, ApiError, json_response
+from octavo_server.api.gate import unless_draining
 from octavo_server.api.openapi import documented, query_parameter
 from octavo_server.api.protocol import (
     Name,
@@ -25,6 +26,7 @@ router = APIRouter(tags=["operator"])
 
 SLEEP_LEVELS = (0, 1, 2)
 SLEEP_MODES = ("abort", "wait")
+WAKE_UP_TAGS = ("weights", "kv_cache")
 MAX_REQUEST_IDS = 65536
 
 _POLL_SECONDS = 0.02
@@ -67,33 +69,44 @@ async def abort_requests(request: Request) -> Response:
     ),
 )
 async def sleep(request: Request) -> Response:
-    """Take no new requests, end or await those that run, and free what they have cached."""
+    """Take no new requests, end or await those that run, and free what they have cached.
+
+    From level 1 on the engine's process ends, and with it weights and KV cache are gone.
+    """
     context = _operated(request)
     level, mode = _sleep_options(request)
-    if level:
-        raise ApiError(
-            501,
-            f"level {level} moves the model's weights off the device, which is not supported yet; "
-            f"level=0 takes no new requests and frees the KV cache's contents",
-            SERVER_ERROR,
-            param="level",
-            code="not_supported",
-        )
-    await context.fronts.call("set_sleeping", True)
+    await context.fronts.call("set_sleep_level", level)
     if mode == "abort":
         await context.fronts.call("abort_requests", None)
     while any(await context.fronts.call("num_in_flight")) and context.sleeping:
         await asyncio.sleep(_POLL_SECONDS)
     if context.sleeping:
-        await context.client.call("reset_prefix_cache")
+        await context.client.call("sleep" if level else "reset_prefix_cache")
     return json_response({"is_sleeping": context.sleeping})
 
 
-@router.post("/wake_up", **documented())
+@router.post(
+    "/wake_up",
+    **documented(
+        parameters=[
+            query_parameter(
+                "tags",
+                {
+                    "type": "array",
+                    "items": {"type": "string", "enum": list(WAKE_UP_TAGS)},
+                    "maxItems": 2,
+                },
+            )
+        ]
+    ),
+)
 async def wake_up(request: Request) -> Response:
-    """Take requests again."""
+    """Load what a sleep has freed, and take requests again."""
     context = _operated(request)
-    await context.fronts.call("set_sleeping", False)
+    _check_tags(request)
+    # A model may take minutes to load.
+    await unless_draining(context, context.client.call("wake_up"))
+    await context.fronts.call("set_sleep_level", None)
     return json_response({"is_sleeping": False})
 
 
@@ -157,3 +170,14 @@ def _sleep_options(request: Request) -> tuple[int, str]:
     if mode not in SLEEP_MODES:
         raise InvalidRequestError(f"mode is {mode[:20]!r}; it must be abort or wait", field="mode")
     return levels[level], mode
+
+
+def _check_tags(request: Request) -> None:
+    """Refuse to bring back a part of what vLLM's ``tags`` name."""
+    tags = set(request.query_params.getlist("tags"))
+    if tags and tags != set(WAKE_UP_TAGS):
+        raise InvalidRequestError(
+            f"tags is {', '.join(sorted(tags))[:40]!r}; weights and kv_cache come back together, "
+            f"so leave it out or name both",
+            field="tags",
+        )

@@ -14,6 +14,7 @@ from octavo_server.api.protocol import (
     Body,
     InvalidField,
     Name,
+    RequestId,
     StrictModel,
     Text,
     TokenIds,
@@ -65,6 +66,7 @@ class PoolingBody(Body):
     user: Name | None = None
     safety_identifier: Name | None = None
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
+    request_id: RequestId | None = None
 
     def options(self) -> PoolingOptions:
         """Return what the body says about its texts."""
@@ -84,13 +86,14 @@ class TextBody(PoolingBody):
 
     input: TextInput
 
-    def texts(self) -> list[str | list[int]]:
-        """Return the texts one by one, whichever form they came in."""
+    def texts(self) -> dict[str, str | list[int]]:
+        """Return the texts one by one, whichever form they came in, by what errors call them."""
         if isinstance(self.input, str):
-            return [self.input]
+            return {"input": self.input}
         if isinstance(self.input[0], int):
-            return [self.input]
-        return list(self.input)
+            return {"input": self.input}
+        texts: list[str | list[int]] = list(self.input)
+        return {f"input[{number}]": text for number, text in enumerate(texts)}
 
 
 class EmbeddingRequest(TextBody):
@@ -138,11 +141,11 @@ class ScoreRequest(PoolingBody):
                 f"give one of the pairs {', '.join(f'{a} and {b}' for a, b in _SIDES)}",
                 "text_1",
             )
-        first, second = self.sides()
-        if len(first) not in (1, len(second)):
+        first, second = (1 if isinstance(side, str) else len(side) for side in self.sides())
+        if first not in (1, second):
             name_1, name_2 = self.names()
             raise InvalidField(
-                f"{name_1} has {len(first)} texts and {name_2} has {len(second)}; they must be "
+                f"{name_1} has {first} texts and {name_2} has {second}; they must be "
                 f"1 and 1, 1 and N, or N and N",
                 name_1,
             )
@@ -154,13 +157,10 @@ class ScoreRequest(PoolingBody):
             names for names in _SIDES if all(getattr(self, name) is not None for name in names)
         )
 
-    def sides(self) -> tuple[list[str], list[str]]:
-        """Return both sides, as lists."""
+    def sides(self) -> tuple[str | list[str], str | list[str]]:
+        """Return both sides as they came."""
         first, second = (getattr(self, name) for name in self.names())
-        return (
-            [first] if isinstance(first, str) else first,
-            [second] if isinstance(second, str) else second,
-        )
+        return first, second
 
 
 _SIDES = (

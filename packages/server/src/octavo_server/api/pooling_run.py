@@ -17,7 +17,7 @@ from octavo_core.wire import EngineCoreRequest
 from octavo_server.api.context import LoadedModel, context_of
 from octavo_server.api.deadline import with_deadline
 from octavo_server.api.errors import json_response
-from octavo_server.api.request_id import usable_request_id
+from octavo_server.api.request_id import client_request_id
 from octavo_server.api.respond import raise_errors
 from octavo_server.api.sse import until_disconnect
 from octavo_server.api.timing import timing_of
@@ -67,7 +67,7 @@ async def answer_pooled(
     """
     client = context_of(request).client
     generation = client.generate(request_id, with_deadline(request, requests))
-    generation.client_request_id = usable_request_id(request.headers)
+    generation.client_request_id = client_request_id(request)
     try:
         outputs = await until_disconnect(request.receive, _collect(generation, len(requests)))
     except BaseException:
@@ -79,7 +79,7 @@ async def answer_pooled(
         sum(len(each.prompt_token_ids) for each in requests),
         timing.num_cached_tokens,
     )
-    headers = {"X-Request-Id": request_id, **timing.headers()}
+    headers = {"X-Request-Id": client_request_id(request) or request_id, **timing.headers()}
     return await asyncio.to_thread(lambda: json_response(write(pooled), headers=headers))
 
 

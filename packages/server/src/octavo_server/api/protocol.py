@@ -9,7 +9,7 @@ SDKs send more than the API page lists.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from pydantic import (
@@ -56,6 +56,8 @@ MAX_TIMEOUT = 7 * 86400  # seconds
 
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+# What a header can hold too, and can forge no line of a log.
+RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
@@ -151,12 +153,28 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "detokenize": (True,),
     "spaces_between_special_tokens": (True,),
-    "reasoning": (),
     "thinking_token_budget": (),
     "enable_thinking": (),  # a variable of templates: it belongs into chat_template_kwargs
+    "truncation_side": ("left",),
+    "return_prompt_text": (False,),
+    "repetition_detection": (),
+    "watermarking": (False,),
     "kv_transfer_params": (),
+    "ec_transfer_params": (),
     "mm_processor_kwargs": (),
+    "media_io_kwargs": (),
     "vllm_xargs": ({},),
+}
+
+
+# Fields of completions and chats that the other generating routes don't have.
+GENERATION_ONLY: dict[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "logprob_token_ids": (),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
 }
 
 
@@ -280,15 +298,11 @@ class StructuredOutputs(StrictModel):
         return content
 
 
-class GenerationRequest(Body):
-    """The fields that both generating routes share."""
+class SamplingBody(Body):
+    """The fields that all generating routes share, whoever's API they are of."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
-    model: Name | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
@@ -302,34 +316,55 @@ class GenerationRequest(Body):
     ) = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
-    max_tokens: NumTokens | None = None
     min_tokens: NumTokens | None = None
-    stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    logprob_token_ids: (
-        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)] | None
-    ) = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
-    include_timing: bool | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
-    user: Name | None = None
-    safety_identifier: Name | None = None
+    request_id: RequestId | None = None
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
-    response_format: ResponseFormat | None = None
+    include_timing: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchemaOrText | None = None
     guided_json_object: bool | None = None
     guided_regex: ConstraintText | None = None
     guided_choice: Choices | None = None
     guided_grammar: ConstraintText | None = None
+
+    @model_validator(mode="after")
+    def check_truncation(self) -> Self:
+        """Refuse to leave nothing of a prompt."""
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidField(
+                "truncate_prompt_tokens is 0; it must be at least 1, or -1 for what the context "
+                "leaves",
+                "truncate_prompt_tokens",
+            )
+        return self
+
+
+class GenerationRequest(SamplingBody):
+    """The fields that completions and chats share."""
+
+    model: Name | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: NumTokens | None = None
+    stop: Stop | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprob_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)] | None
+    ) = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def check_stream_options(self) -> GenerationRequest:
@@ -346,17 +381,6 @@ class GenerationRequest(Body):
                 f"best_of is {self.best_of}; it must equal n, which is {self.n or 1}: all answers "
                 f"are given",
                 "best_of",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def check_truncation(self) -> GenerationRequest:
-        """Refuse to leave nothing of a prompt."""
-        if self.truncate_prompt_tokens == 0:
-            raise InvalidField(
-                "truncate_prompt_tokens is 0; it must be at least 1, or -1 for what the context "
-                "leaves",
-                "truncate_prompt_tokens",
             )
         return self
 
@@ -377,6 +401,7 @@ class CompletionRequest(GenerationRequest):
     unsupported = UNSUPPORTED | {
         "suffix": ("",),
         "prompt_embeds": (),
+        "reasoning": (),
         "reasoning_effort": ("none",),
     }
 

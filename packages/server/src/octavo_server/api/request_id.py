@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Visible ASCII, which can forge neither a header nor a line of a log.
@@ -15,6 +16,17 @@ def usable_request_id(headers: Headers) -> str | None:
     """Return the id that a request came with, or None if it has none that can be given back."""
     request_id = headers.get("x-request-id")
     return request_id if request_id is not None and _USABLE.fullmatch(request_id) else None
+
+
+def note_request_id(request: Request, body: object) -> None:
+    """Remember the ``request_id`` of a body that has one, for `client_request_id`."""
+    request.state.request_id = getattr(body, "request_id", None)
+
+
+def client_request_id(request: Request) -> str | None:
+    """Return what the client calls its request, in a header or else in the body."""
+    in_body: str | None = getattr(request.state, "request_id", None)
+    return usable_request_id(request.headers) or in_body
 
 
 class RequestIdEcho:

@@ -62,4 +62,4 @@ def _prepare(
     if limit:
         texts = [processor.cut(text, limit) for text in texts]
     names = ("query", "documents")
-    return prepare_pairs(processor, request_id, [body.query], texts, body.options(), names)
+    return prepare_pairs(processor, request_id, body.query, texts, body.options(), names)

@@ -17,7 +17,7 @@ from octavo_core.wire import EngineCoreRequest
 from octavo_server.api.context import context_of
 from octavo_server.api.deadline import with_deadline
 from octavo_server.api.errors import ApiError, json_response, to_api_error
-from octavo_server.api.request_id import usable_request_id
+from octavo_server.api.request_id import client_request_id
 from octavo_server.api.sse import EventStream, until_disconnect
 from octavo_server.api.structured_outputs import check_grammars
 from octavo_server.api.timing import Timing, timing_of
@@ -74,13 +74,13 @@ async def respond(
         OctavoError: The engine refused the request, or failed.
         ClientDisconnect: The client left; the engine's work was aborted.
     """
-    headers = {"X-Request-Id": request_id}
+    headers = {"X-Request-Id": client_request_id(request) or request_id}
     context = context_of(request)
     checked = await until_disconnect(
         request.receive, check_grammars(context.grammar_checker, requests, constraint_field)
     )
     generation = context.client.generate(request_id, with_deadline(request, checked))
-    generation.client_request_id = usable_request_id(request.headers)
+    generation.client_request_id = client_request_id(request)
     for progress in generation.progress:
         progress.is_scored = is_scored
 

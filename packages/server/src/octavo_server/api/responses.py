@@ -29,14 +29,20 @@ from octavo_server.api.openapi import documented, query_parameter
 from octavo_server.api.protocol import (
     MAX_NAME_CHARS,
 )
-from octavo_server.api.request_id import usable_request_id
+from octavo_server.api.request_id import client_request_id
 from octavo_server.api.respond import raise_errors, respond
-from octavo_server.api.responses_input import new_item_id, to_conversation, to_items
+from octavo_server.api.responses_input import (
+    new_item_id,
+    text_constraint,
+    to_conversation,
+    to_items,
+)
 from octavo_server.api.responses_output import ResponseWriter
 from octavo_server.api.responses_protocol import ResponsesRequest
 from octavo_server.api.responses_store import EventLog, Item, ResponseStore, StoredResponse
 from octavo_server.api.sse import DONE, EventStream
-from octavo_server.api.structured_outputs import check_grammars
+from octavo_server.api.structured_outputs import check_grammars, constraint_field
+from octavo_server.api.timing import timing_of
 from octavo_server.generation import Generation
 
 logger = logging.getLogger(__name__)
@@ -67,7 +73,7 @@ async def create_response(request: Request) -> Response:
     items = to_items(body)
     response_id = context.fronts.new_response_id()
     prepared = await asyncio.to_thread(_prepare, body, [*history, *items], model, response_id)
-    field = prepared.constraint_field("text.format")
+    field = prepared.constraint_field(constraint_field(body, text_constraint(body)))
     log = EventLog() if body.background else None
     writer = ResponseWriter(
         response_id,
@@ -86,14 +92,18 @@ async def create_response(request: Request) -> Response:
             writer,
             stream=bool(body.stream),
             constraint_field=field,
+            note_timing=writer.note_timing if body.include_timing else None,
         )
     requests = await check_grammars(context.grammar_checker, prepared.requests, field)
     requests = with_deadline(request, requests)
-    generation = _start_in_background(context, response_id, requests, writer, stored)
-    generation.client_request_id = usable_request_id(request.headers)
+    generation = _start_in_background(
+        context, response_id, requests, writer, stored, includes_timing=bool(body.include_timing)
+    )
+    generation.client_request_id = client_request_id(request)
+    shown_id = generation.client_request_id or response_id
     if body.stream:
-        return _event_stream(log, 0, response_id)
-    return json_response(writer.whole(), headers={"X-Request-Id": response_id})
+        return _event_stream(log, 0, shown_id)
+    return json_response(writer.whole(), headers={"X-Request-Id": shown_id})
 
 
 @router.post(
@@ -272,21 +282,25 @@ def _start_in_background(
     requests: Sequence[EngineCoreRequest],
     writer: ResponseWriter,
     stored: StoredResponse,
+    *,
+    includes_timing: bool,
 ) -> Generation:
     generation = context.client.generate(response_id, requests)
     stored.cancel = generation.close
-    stored.task = asyncio.create_task(_run(generation, writer))
+    stored.task = asyncio.create_task(_run(generation, writer, includes_timing=includes_timing))
     stored.task.add_done_callback(partial(_on_done, stored))
     context.responses.put(response_id, stored)
     return generation
 
 
-async def _run(generation: Generation, writer: ResponseWriter) -> None:
+async def _run(generation: Generation, writer: ResponseWriter, *, includes_timing: bool) -> None:
     try:
         writer.begin()
         async for deltas in generation:
             raise_errors(deltas)
             await writer.step(deltas)
+        if includes_timing:
+            writer.note_timing(timing_of(generation.progress))
         writer.end()
     except Exception as error:
         writer.fail(to_api_error(error))
@@ -312,10 +326,10 @@ async def _followed(log: EventLog, start: int) -> AsyncGenerator[bytes, None]:
         yield DONE
 
 
-def _event_stream(log: EventLog, start: int, response_id: str) -> EventStream:
+def _event_stream(log: EventLog, start: int, request_id: str) -> EventStream:
     events = _followed(log, start)
     # Who stops to read does not end the computation: that is what the background is for.
-    return EventStream(events, lambda: None, {"X-Request-Id": response_id})
+    return EventStream(events, lambda: None, {"X-Request-Id": request_id})
 
 
 async def _elsewhere(request: Request, response_id: str, body: bytes = b"") -> Response | None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from octavo_core.errors import InvalidRequestError
 from octavo_core.sampling_params import SamplingParams
-from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_server.api.chat_protocol import (
     AllowedTools,
     AllowedToolsChoice,
@@ -32,21 +31,11 @@ from octavo_server.api.responses_protocol import (
     ResponsesRequest,
 )
 from octavo_server.api.responses_store import Item
+from octavo_server.api.sampling import engine_options, shared_params, stop_strings
+from octavo_server.api.structured_outputs import OwnConstraint
 from octavo_server.api.tool_use import ToolUse
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-
-# Fields that have the same name and meaning in a body and in `SamplingParams`.
-_SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
 
 
 def new_item_id(prefix: str) -> str:
@@ -85,11 +74,7 @@ def to_conversation(body: ResponsesRequest, items: list[Item], model: LoadedMode
         tool_use=_tool_use(body),
         template_options=body.chat_template_kwargs or {},
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
-        request_options={
-            "priority": body.priority or 0,
-            "cache_salt": body.cache_salt,
-            "tenant": body.safety_identifier or body.user or None,
-        },
+        request_options=engine_options(body, body.safety_identifier or body.user or None),
     )
 
 
@@ -215,26 +200,28 @@ def _parts(field: str, content: str | list[InputPart], kind: str) -> list[dict[s
 
 
 def _params(body: ResponsesRequest, model: LoadedModel) -> SamplingParams:
-    values = dict(model.sampling_defaults)
-    values |= {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     return SamplingParams(
-        **values,
+        **shared_params(body, model.sampling_defaults, text_constraint(body)),
         max_tokens=body.max_output_tokens,
-        stop=tuple(body.stop or ()),
+        stop=stop_strings(body.stop),
         logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
-        structured_outputs=_structured_outputs(body),
     )
 
 
-def _structured_outputs(body: ResponsesRequest) -> StructuredOutputsParams | None:
+def text_constraint(body: ResponsesRequest) -> OwnConstraint:
+    """Return what asks for a constraint in this API's own way.
+
+    Raises:
+        InvalidRequestError: A schema is missing.
+    """
     text_format = body.text and body.text.format
     if not text_format or text_format.type == "text":
-        return None
+        return {}
     if text_format.type == "json_object":
-        return StructuredOutputsParams(json_object=True)
+        return {"text.format": {"json_object": True}}
     if text_format.json_schema is None:
         raise InvalidRequestError("text.format.schema is missing.", field="text.format.schema")
-    return StructuredOutputsParams(json=json.dumps(text_format.json_schema))
+    return {"text.format": {"json": json.dumps(text_format.json_schema)}}
 
 
 def _tool_use(body: ResponsesRequest) -> ToolUse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from octavo_server.answer_events import (
@@ -16,12 +16,13 @@ from octavo_server.answer_events import (
 from octavo_server.api.answer_reader import AnswerReader
 from octavo_server.api.conversation import PreparedConversation
 from octavo_server.api.errors import ApiError
-from octavo_server.api.logprobs import chat_logprobs
+from octavo_server.api.logprobs import TokenCutter, chat_logprobs
 from octavo_server.api.responses_input import new_item_id
 from octavo_server.api.responses_protocol import ResponsesRequest
 from octavo_server.api.responses_store import EventLog, Item
 from octavo_server.api.sse import named_event
-from octavo_server.request_output import OutputDelta
+from octavo_server.api.timing import Timing
+from octavo_server.request_output import OutputDelta, PositionLogprobs
 
 
 class ResponseWriter:
@@ -57,6 +58,7 @@ class ResponseWriter:
         self._log = log
         self._num_events = 0
         self._num_cached_tokens = 0
+        self._timing: Timing | None = None
         self._finish_reason: str | None = None
         self._error: dict[str, Any] | None = None
         self._completed_at: int | None = None
@@ -64,6 +66,15 @@ class ResponseWriter:
         # The text of the open item, or None if none is open.
         self._pieces: list[str] | None = None
         self._logprobs: list[dict[str, Any]] = []
+        self._cutter = TokenCutter(
+            prepared.model.tokenizer, skip_special_tokens=prepared.skip_special_tokens
+        )
+        # Of tokens whose text is held back.
+        self._unwritten: list[PositionLogprobs] = []
+
+    def note_timing(self, timing: Timing) -> None:
+        """Have the response tell how long its parts took."""
+        self._timing = timing
 
     def begin(self) -> bytes:
         """Say that there is a response."""
@@ -78,14 +89,26 @@ class ResponseWriter:
         written = b""
         for delta in deltas:
             self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
-            logprobs = (chat_logprobs(delta.logprobs) or {"content": []})["content"]
-            for event in self._reader.push(delta):
-                is_text = isinstance(event, TextDelta)
-                written += self._write(event, logprobs if is_text else [])
-                if is_text:
-                    logprobs = []
+            for event, positions in self._read(delta):
+                logprobs = (chat_logprobs(positions) or {"content": []})["content"]
+                written += self._write(event, logprobs)
             self._finish_reason = delta.finish_reason or self._finish_reason
         return written
+
+    def _read(self, delta: OutputDelta) -> Iterator[tuple[AnswerEvent, list[PositionLogprobs]]]:
+        """Yield what a delta tells, texts with the log-probabilities of their tokens."""
+        if delta.logprobs is None:
+            for event in self._reader.push(delta):
+                yield event, []
+            return
+        pieces = self._cutter.cut(delta.text, delta.logprobs)
+        told = self._reader.push_pieces([text for text, _ in pieces], delta)
+        for (_, started), events in zip(pieces, told, strict=True):
+            self._unwritten += started
+            for event in events:
+                # Tokens of tags, thoughts and calls belong to no text.
+                positions, self._unwritten = self._unwritten, []
+                yield event, positions if isinstance(event, TextDelta) else []
 
     def end(self) -> bytes:
         """Close the response, complete or cut off or cancelled."""
@@ -126,6 +149,7 @@ class ResponseWriter:
             "output": [dict(item) for item in self._items],
             "usage": self._usage() if is_done else None,
             "completed_at": self._completed_at,
+            **({} if self._timing is None else {"timing": self._timing.field()}),
         }
 
     def _event(self, kind: str, **fields: Any) -> bytes:

@@ -6,26 +6,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from octavo_core.sampling_params import MAX_LOGPROBS, MAX_REPETITION_PENALTY, MAX_STOP_STRINGS
+from octavo_core.sampling_params import MAX_LOGPROBS
 from octavo_server.api.chat_protocol import (
     NamedFunction,
     form_of_choice,
 )
 from octavo_server.api.json_object import JsonObject
 from octavo_server.api.protocol import (
+    GENERATION_ONLY,
     MAX_INT32,
-    MAX_INT64,
     MAX_MESSAGES,
-    MAX_NAME_CHARS,
     MAX_PARTS,
-    MAX_TEMPLATE_OPTIONS,
     MAX_TOOLS,
+    UNSUPPORTED,
     Name,
-    Penalty,
     ReasoningEffort,
-    StopString,
+    SamplingBody,
+    Stop,
     StrictModel,
-    TemplateOption,
+    TemplateOptions,
     Text,
     ToolName,
     one_of,
@@ -201,8 +200,19 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(StrictModel):
+class ResponsesRequest(SamplingBody):
     """Body of ``POST /v1/responses``."""
+
+    unsupported = (
+        UNSUPPORTED
+        | GENERATION_ONLY
+        | {
+            "best_of": (1,),
+            "n": (1,),
+            "max_tokens": (),
+            "max_completion_tokens": (),
+        }
+    )
 
     model: Name | None = None
     input: Input
@@ -220,8 +230,6 @@ class ResponsesRequest(StrictModel):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     include: Annotated[list[Name], Field(max_length=MAX_PARTS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: (
@@ -242,22 +250,8 @@ class ResponsesRequest(StrictModel):
     conversation: None = None
     prompt: None = None
     # Beyond OpenAI's.
-    top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)] | None = None
-    stop: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
-    priority: Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
-    chat_template_kwargs: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], TemplateOption | None],
-            Field(max_length=MAX_TEMPLATE_OPTIONS),
-        ]
-        | None
-    ) = None
+    stop: Stop | None = None
+    chat_template_kwargs: TemplateOptions | None = None
 
     @property
     def wants_logprobs(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,21 +10,37 @@ import msgspec
 from octavo_core.errors import InvalidRequestError
 from octavo_core.structured_outputs import StructuredOutputsParams
 from octavo_core.wire import EngineCoreRequest
-from octavo_server.api.protocol import (
-    GenerationRequest,
-)
+from octavo_server.api.protocol import GenerationRequest, SamplingBody
 from octavo_server.grammar_checker import GrammarChecker
 
 _GUIDED = ("json", "json_object", "regex", "choice", "grammar")
 
 
-def to_structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | None:
+OwnConstraint = Mapping[str, Mapping[str, Any]]
+"""What asks for a constraint in an API's own way: a field, with the parameters that it means."""
+
+
+def response_format(body: GenerationRequest) -> OwnConstraint:
+    """Return what asks for a constraint in the way of OpenAI's completions and chats."""
+    asked = body.response_format
+    if asked is not None and asked.type == "json_object":
+        return {"response_format": {"json_object": True}}
+    if asked is not None and asked.type == "json_schema":
+        assert asked.json_schema is not None
+        return {"response_format": {"json": asked.json_schema.json_schema}}
+    return {}
+
+
+def to_structured_outputs(body: SamplingBody, own: OwnConstraint) -> StructuredOutputsParams | None:
     """Return the constraint that a body asks for, in whichever way; None if it asks for none.
+
+    Args:
+        own: The same in the API's own way.
 
     Raises:
         InvalidRequestError: It asks for several.
     """
-    asked = _asked(body)
+    asked = _asked(body, own)
     if len(asked) > 1:
         raise InvalidRequestError(
             f"{' and '.join(asked)} both say what the answer has to look like; give one of them.",
@@ -35,9 +51,9 @@ def to_structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | 
     return None
 
 
-def constraint_field(body: GenerationRequest) -> str:
+def constraint_field(body: SamplingBody, own: OwnConstraint) -> str:
     """Return the field that the constraint came in, for errors."""
-    return next(iter(_asked(body)), "structured_outputs")
+    return next(iter(_asked(body, own)), "structured_outputs")
 
 
 async def check_grammars(
@@ -74,15 +90,9 @@ async def check_grammars(
     ]
 
 
-def _asked(body: GenerationRequest) -> dict[str, dict[str, Any]]:
+def _asked(body: SamplingBody, own: OwnConstraint) -> dict[str, Mapping[str, Any]]:
     """Return the fields that ask for something, with the parameters that they mean."""
-    asked: dict[str, dict[str, Any]] = {}
-    response_format = body.response_format
-    if response_format is not None and response_format.type == "json_object":
-        asked["response_format"] = {"json_object": True}
-    if response_format is not None and response_format.type == "json_schema":
-        assert response_format.json_schema is not None
-        asked["response_format"] = {"json": response_format.json_schema.json_schema}
+    asked = dict(own)
     if body.structured_outputs is not None:
         given = body.structured_outputs
         values = {

@@ -9,10 +9,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_core.errors import InvalidRequestError
+from octavo_core.sampling_params import SamplingParams
 from octavo_server.api.answers import DetokenizeAnswer, TokenizeAnswer
 from octavo_server.api.body import parse_body
 from octavo_server.api.context import LoadedModel, context_of
+from octavo_server.api.conversation import Conversation, prompt_token_ids
 from octavo_server.api.errors import json_response
 from octavo_server.api.messages import to_template_messages
 from octavo_server.api.openapi import documented
@@ -20,21 +21,9 @@ from octavo_server.api.tokenize_protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from octavo_server.api.tool_use import ToolUse
 
 router = APIRouter()
-
-# Names that are ours, and that a request's template options must not override.
-_RESERVED = frozenset(
-    {
-        "self",
-        "messages",
-        "add_generation_prompt",
-        "tools",
-        "chat_template",
-        "bos_token",
-        "eos_token",
-    }
-)
 
 
 @router.post("/tokenize", **documented(body=TokenizeRequest, answer=TokenizeAnswer))
@@ -75,16 +64,14 @@ def _token_ids(body: TokenizeRequest, model: LoadedModel) -> list[int]:
         return model.input_processor.encode_prompt(
             body.prompt, body.add_special_tokens is not False
         )
-    options: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    reserved = sorted(_RESERVED & options.keys())
-    if reserved:
-        raise InvalidRequestError(
-            f"chat_template_kwargs has {reserved[0]!r}, which is not the request's to set; leave "
-            f"it out.",
-            field="chat_template_kwargs",
-        )
-    return model.input_processor.encode_chat(
-        to_template_messages(body.messages),
-        add_generation_prompt=body.add_generation_prompt is not False,
-        **options,
+    messages = to_template_messages(body.messages)
+    goes_on = bool(body.continue_final_message)
+    conversation = Conversation(
+        messages=messages[:-1] if goes_on else messages,
+        params=SamplingParams(),
+        tool_use=ToolUse.of([tool.function for tool in body.tools or ()], None, True),
+        template_options=body.chat_template_kwargs or {},
+        add_generation_prompt=goes_on or body.add_generation_prompt is not False,
+        prefill=messages[-1]["content"] if goes_on else None,
     )
+    return prompt_token_ids(model, conversation)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from octavo_server.api.chat_protocol import (
-    ChatMessage,
-)
+from octavo_server.api.chat_protocol import ChatMessage, Tool, check_final_message
 from octavo_server.api.protocol import (
     MAX_MESSAGES,
     MAX_PROMPT_TOKENS,
+    MAX_TOOLS,
+    Body,
     InvalidField,
     Name,
     StrictModel,
@@ -21,8 +22,14 @@ from octavo_server.api.protocol import (
 )
 
 
-class TokenizeRequest(StrictModel):
+class TokenizeRequest(Body):
     """Body of ``POST /tokenize``: a prompt, or messages."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "chat_template": (),
+        "mm_processor_kwargs": (),
+        "media_io_kwargs": (),
+    }
 
     model: Name | None = None
     prompt: Text | None = None
@@ -31,6 +38,8 @@ class TokenizeRequest(StrictModel):
     )
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
@@ -44,6 +53,8 @@ class TokenizeRequest(StrictModel):
                 "add_special_tokens is true; a chat template writes them itself",
                 "add_special_tokens",
             )
+        if self.messages is not None and self.continue_final_message:
+            check_final_message(self.messages[-1], self.add_generation_prompt)
         return self
 
 

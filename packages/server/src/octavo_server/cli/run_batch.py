@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import sys
 from collections import Counter
@@ -38,6 +39,8 @@ from octavo_server.batch_file import (
 from octavo_server.cli.local_server import LocalServer
 
 DEFAULT_CONCURRENCY = 64
+
+Lines = Iterator[BatchRequest | BadLine]
 
 # A server that is full says when to come again; a batch has the time.
 _MAX_RETRIES = 10
@@ -96,11 +99,12 @@ def run(args: argparse.Namespace) -> int:
             f"{args.output_file} is the input too; answers need a file of their own.",
             field="output_file",
         )
-    # Before a model is loaded for nothing.
-    next(read_requests(args.input_file), None)
+    lines = read_requests(args.input_file)
+    # Before a model is loaded for nothing. A pipe can be read only once.
+    lines = itertools.chain(list(itertools.islice(lines, 1)), lines)
     with BatchOutput(args.output_file) as output:
         try:
-            counts = _run_on_server(args, output)
+            counts = _run_on_server(args, output, lines)
         except (OctavoClientError, ValueError) as error:
             print(f"octavo run-batch: error: {error}", file=sys.stderr)
             return 1
@@ -119,11 +123,11 @@ def _positive(text: str) -> int:
     return value
 
 
-def _run_on_server(args: argparse.Namespace, output: BatchOutput) -> Counter[str]:
+def _run_on_server(args: argparse.Namespace, output: BatchOutput, lines: Lines) -> Counter[str]:
     if args.url:
         with Client(args.url, api_key=args.api_key) as client:
             client.wait_until_ready()
-        return asyncio.run(_Run(args, args.url, args.api_key, output).run())
+        return asyncio.run(_Run(args, args.url, args.api_key, output, lines).run())
     # Here and not in the server, so that a download or a mistyped path shows in this terminal.
     from octavo_server.model_source import resolve_model
 
@@ -131,7 +135,7 @@ def _run_on_server(args: argparse.Namespace, output: BatchOutput) -> Counter[str
     with LocalServer(args.model) as server, Client(server.url, api_key=server.api_key) as client:
         server.wait_until_ready(client, lambda health: None)
         try:
-            return asyncio.run(_Run(args, server.url, server.api_key, output).run())
+            return asyncio.run(_Run(args, server.url, server.api_key, output, lines).run())
         except OctavoClientError:
             server.check_alive()  # says why it is gone
             raise
@@ -141,13 +145,18 @@ class _Run:
     """Keeps `max_concurrency` requests on their way, and reads no further ahead."""
 
     def __init__(
-        self, args: argparse.Namespace, url: str, api_key: str | None, output: BatchOutput
+        self,
+        args: argparse.Namespace,
+        url: str,
+        api_key: str | None,
+        output: BatchOutput,
+        lines: Lines,
     ) -> None:
         self._args = args
         self._url = url
         self._api_key = api_key
         self._output = output
-        self._lines = read_requests(args.input_file)
+        self._lines = lines
         self._counts: Counter[str] = Counter()
 
     async def run(self) -> Counter[str]:

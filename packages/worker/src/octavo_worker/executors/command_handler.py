@@ -10,6 +10,7 @@ import msgspec
 from octavo_core.config import EngineConfig
 from octavo_core.errors import UserError
 from octavo_core.model_spec import ModelSpec
+from octavo_core.process import without_collections
 from octavo_worker.executors import messages
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class CommandHandler:
         workers_here: int | None = None,
     ) -> None:
         # Torch is imported here, when the process has its title and its manners.
-        from octavo_worker.worker import Worker
+        with without_collections():
+            from octavo_worker.worker import Worker
 
         self._rank = rank
         self._send_progress = report

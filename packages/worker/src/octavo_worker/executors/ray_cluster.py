@@ -10,10 +10,12 @@ import logging
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
 import msgspec
+import psutil  # type: ignore[import-untyped]
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -26,6 +28,7 @@ import ray
 from octavo_core.config import EngineConfig
 from octavo_core.errors import ConfigError, EngineDeadError
 from octavo_core.model_spec import ModelSpec
+from octavo_core.process import before_orphan_ends
 from octavo_worker.executors import messages
 from octavo_worker.executors.call import Call
 from octavo_worker.executors.workers import WorkersExecutor
@@ -263,6 +266,14 @@ def _connect() -> None:
     except ConnectionError:
         logger.info("There is no Ray cluster; starting one on this machine")
         ray.init(address="local", include_dashboard=False, log_to_driver=True)
+        # Its agents would take a minute to notice that we are gone.
+        before_orphan_ends(_kill_descendants)
+
+
+def _kill_descendants() -> None:
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.kill()
 
 
 def _bundle(config: EngineConfig) -> dict[str, float]:

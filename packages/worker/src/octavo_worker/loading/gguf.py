@@ -63,7 +63,7 @@ class GGUFCheckpoint:
     """
 
     def __init__(self, path: Path) -> None:
-        header = read_gguf_header(path)
+        header = read_gguf_header(path, with_vocabulary=False)
         self._path = path
         self._spec = spec_from_gguf(header)
         # `spec_from_gguf` has seen to it that the name is there.

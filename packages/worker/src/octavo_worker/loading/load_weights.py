@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import re
-import threading
 from collections.abc import Collection, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,11 +18,11 @@ from octavo_core.executor import ProgressCallback
 from octavo_core.model_spec import ModelSpec
 from octavo_kernels import (
     WEIGHT_KINDS,
+    HugePageMemory,
     PackedWeight,
     concatenate_weights,
     pack_dense_weight,
     quantize_weight,
-    use_huge_pages,
 )
 from octavo_worker.layers.weight import Packed, Weight
 from octavo_worker.loading.checkpoint import Checkpoint
@@ -45,9 +45,6 @@ _LAYER = re.compile(r"\b(?:layers|h)\.(\d+)\.")
 _BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 STAGE = "loading weights"
-
-_HUGE_PAGES_FROM = 16 << 20
-"""Bytes of packed matrices below which they fit the caches, and small pages will do."""
 
 
 def load_weights(
@@ -116,31 +113,18 @@ def load_layout(
         on_progress(STAGE, 0.0)
         stacks = Stacks(layout)
         weights: dict[str, Weight] = {}
+        memory = HugePageMemory()
         for entry in layout:
             where = torch.device("cpu") if entry.name in on_host else device
-            weights[entry.name] = _load_entry(entry, weights, checkpoint, form, where, stacks)
+            weights[entry.name] = _load_entry(
+                entry, weights, checkpoint, form, where, stacks, memory
+            )
             done += sum(math.prod(part.read_shape) for part in entry.parts)
             on_progress(STAGE, done / total)
     if not place.is_first_stage:  # there only for what is tied to it
         for entry in layout:
             weights.pop(entry.tied_to or "", None)
-    _move_to_huge_pages(weights)
     return weights
-
-
-def _move_to_huge_pages(weights: Mapping[str, Weight]) -> None:
-    """Start to move packed matrices to huge pages, beside the rest of the start-up.
-
-    It takes 0.1 to 6 s for a GB, by how busy the cores are; nothing waits for it, and a step
-    that runs meanwhile reads the same numbers.
-    """
-    packed = [
-        part.data for weight in weights.values() if isinstance(weight, tuple) for part in weight
-    ]
-    if sum(data.numel() for data in packed) >= _HUGE_PAGES_FROM:
-        threading.Thread(
-            target=use_huge_pages, args=(packed,), name="octavo-huge-pages", daemon=True
-        ).start()
 
 
 def open_checkpoint(path: str | Path, method: str | None = None) -> Checkpoint:
@@ -192,6 +176,7 @@ def _load_entry(
     form: WeightForm,
     device: torch.device,
     stacks: Stacks,
+    memory: HugePageMemory,
 ) -> Weight:
     if entry.tied_to is not None and _is_left_out(entry, checkpoint):
         return weights[entry.tied_to]
@@ -205,7 +190,9 @@ def _load_entry(
     # counts, as in transformers. If it is the same, it need not be there twice.
     if entry.tied_to is not None and _equal(loaded, weights[entry.tied_to]):
         return weights[entry.tied_to]
-    return loaded
+    if isinstance(loaded, Tensor):
+        return loaded
+    return tuple(replace(part, data=memory.keep(part.data)) for part in loaded)
 
 
 def _read_whole(
