@@ -117,7 +117,6 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
             _join_loading_thread()
             if tracer is not None:
                 tracer.shutdown()
-    _flush_output()
     return code
 
 
@@ -461,17 +460,22 @@ def announce(
     """Print where the server is, and a command that tries it: an `example_request`."""
     host, port = config.server.host, listener.getsockname()[1]
     scheme = "http" if config.access.ssl_certfile is None else "https"
-    print(f"Octavo {__version__} serves {model_name} at {scheme}://{_url_host(host)}:{port}")
+    place = f"Octavo {__version__} serves {model_name} at {scheme}://{_url_host(host)}:{port}"
     body = {"model": model_name, **fields}
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     access = config.access
     key = "-H 'X-Api-Key: KEY' " if access.api_key or access.api_key_file else ""
-    print(
+    command = (
         f"curl {scheme}://{_url_host(reachable)}:{port}{path} "
         f"{key}-H 'Content-Type: application/json' "
-        f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}",
-        flush=True,
+        f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
     )
+    try:
+        print(place, command, sep="\n", flush=True)
+    except OSError as error:
+        logger.warning("Standard output can't be written: %s", _reason(error))
+        # Nor at the exit, which would be another failure.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
 
 
 async def find_model(
@@ -605,12 +609,6 @@ def _join_loading_thread() -> None:
     for thread in threading.enumerate():
         if thread.name == _LOADING_THREAD:
             thread.join(_INTERRUPTED_LOAD_SECONDS)
-
-
-def _flush_output() -> None:
-    # A reader that has closed the pipe must not turn a clean stop into a traceback.
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
 
 
 def _reason(error: Exception) -> str:
