@@ -50,6 +50,14 @@ def test_small_ones_share_a_page():
 
 
 @pytest.mark.skipif(
+    not SETTING.exists() or "[always]" in SETTING.read_text(), reason="all memory may be on them"
+)
+def test_little_memory_takes_no_huge_page():
+    held = [map_memory(20_000).fill_(1) for _ in range(50)]
+    assert not any(_bytes_on_huge_pages(tensor.data_ptr()) for tensor in held)
+
+
+@pytest.mark.skipif(
     not SETTING.exists() or "[never]" in SETTING.read_text(), reason="the system has none to give"
 )
 def test_its_pages_are_huge():

@@ -41,12 +41,12 @@ class HugePageMemory:
 def map_memory(num_bytes: int) -> Tensor:
     """Return ``[num_bytes]`` uint8 zeros, of which no page is taken before it is used.
 
-    They begin with a huge page, where there are any. torch.zeros writes all of it, 1 s for 4 GiB;
-    so does calloc, and np.zeros with it, where a model that was there before has left enough room
-    in the heap.
+    If they fill one, they begin with a huge page, where there are any. torch.zeros writes all of
+    it, 1 s for 4 GiB; so does calloc, and np.zeros with it, where a model that was there before
+    has left enough room in the heap.
     """
-    if not num_bytes:
-        return torch.empty(0, dtype=torch.uint8)
+    if num_bytes < HUGE_PAGE:  # a page would be more than is asked for
+        return torch.zeros(num_bytes, dtype=torch.uint8)
     memory = _map(num_bytes + HUGE_PAGE)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE
     return torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=num_bytes)
