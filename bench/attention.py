@@ -27,12 +27,24 @@ from octavo_kernels import (
     compute_logprobs,
     paged_attention,
     sample,
+    use_huge_pages,
 )
 from octavo_kernels.cpu.threads import get_num_threads
 from octavo_kernels.sample import sample_reference
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, VOCAB_SIZE = 9, 3, 64, 16, 49152
 CACHE_BYTES = 1 << 27
+
+# Requests, query tokens of each, context, and how much of it all of them share.
+SHAPES = (
+    (1, 1, 256, 0),
+    (1, 1, 4096, 0),
+    (4, 1, 576, 512),
+    (32, 1, 192, 0),
+    (32, 1, 576, 0),
+    (32, 1, 576, 512),
+    (1, 512, 512, 0),
+)
 
 Contender = Callable[[], object]
 
@@ -43,9 +55,9 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     torch.set_num_threads(get_num_threads())
     print(f"{get_num_threads()} threads, us: smallest / median of {rounds} rounds")
-    for num_rows, query_len, context in ((1, 1, 256), (1, 1, 4096), (32, 1, 512), (1, 512, 512)):
-        name = f"attention {num_rows} x {query_len} over {context}"
-        report(name, attention_contenders(num_rows, query_len, context), rounds)
+    for num_rows, query_len, context, shared in SHAPES:
+        name = f"attention {num_rows} x {query_len} over {context}, {shared} shared"
+        report(name, attention_contenders(num_rows, query_len, context, shared), rounds)
     for num_rows in (1, 32):
         report(f"sampling {num_rows} rows", sampling_contenders(num_rows), rounds)
 
@@ -67,12 +79,14 @@ def report(name: str, contenders: dict[str, Contender], rounds: int) -> None:
         print(f"  {label:24} {min(found):9.0f} {statistics.median(found):9.0f}", flush=True)
 
 
-def attention_contenders(num_rows: int, query_len: int, context: int) -> dict[str, Contender]:
+def attention_contenders(
+    num_rows: int, query_len: int, context: int, shared: int
+) -> dict[str, Contender]:
     """Our kernel over several types of cache, and torch over dense float32 tensors."""
-    metadata = make_metadata(num_rows, query_len, context)
+    metadata = make_metadata(num_rows, query_len, context, shared)
     query = torch.randn(num_rows * query_len, NUM_HEADS, HEAD_DIM)
     found: dict[str, Contender] = {}
-    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
         caches = make_caches(metadata, dtype)
         scales = {}
         if dtype == torch.int8:
@@ -108,9 +122,10 @@ def in_turn(
     return run
 
 
-def make_metadata(num_rows: int, query_len: int, context: int) -> AttentionMetadata:
-    """Requests of one length, their blocks shuffled."""
+def make_metadata(num_rows: int, query_len: int, context: int, shared: int) -> AttentionMetadata:
+    """Requests of one length that share their first positions, their blocks shuffled."""
     blocks = torch.randperm(num_rows * context // BLOCK_SIZE).to(torch.int32).view(num_rows, -1)
+    blocks[:, : shared // BLOCK_SIZE] = blocks[0, : shared // BLOCK_SIZE]
     starts = [query_len * row for row in range(num_rows + 1)]
     return AttentionMetadata(
         query_start_loc=torch.tensor(starts, dtype=torch.int32),
@@ -128,7 +143,9 @@ def make_caches(metadata: AttentionMetadata, dtype: torch.dtype) -> list[tuple[T
     shape = (metadata.block_tables.numel(), NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     one = (torch.randn(shape) * 9).to(dtype)
     count = max(2, min(64, CACHE_BYTES // (2 * one.numel() * one.element_size())))
-    return [(one.clone(), one.flip(0)) for _ in range(count)]
+    caches = [(one.clone(), one.flip(0)) for _ in range(count)]
+    use_huge_pages(cache for pair in caches for cache in pair)  # as the engine's are
+    return caches
 
 
 def sampling_contenders(num_rows: int) -> dict[str, Contender]:

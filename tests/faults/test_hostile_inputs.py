@@ -31,6 +31,8 @@ from support.server import running_server
 SEED = 5
 NUM_IN_SUITE = 400
 MAX_REFUSAL_SECONDS = 5.0
+# A body is there several times: in pieces, whole, as text, and as a chat's prompt.
+MAX_GROWTH_MIB = 64
 
 
 async def check(target: Target, requests: list[Hostile] | None = None) -> Figures:
@@ -119,6 +121,34 @@ async def test_a_control_of_the_servers_own_fault_is_noticed(start_target: Any) 
     target = start_target("front_that_chokes")
     with pytest.raises(AssertionError, match="choke"):
         await check(target, [post("choke", "/v1/completions", b'{"prompt": "choke"}')])
+
+
+async def grow_by_long_bodies(target: Target) -> float:
+    """Send 2 MiB of text, which are millions of tokens; return how many MiB the front grew by."""
+    text = "long " * (400 << 10)
+    chat = {"messages": [{"role": "user", "content": text}]}
+    before = peak_memory_of(target)
+    async with http_client(timeout=60) as client:
+        for path, body in (("/v1/completions", {"prompt": text}), ("/v1/chat/completions", chat)):
+            assert (await client.post(target.url + path, json=body)).status_code == 400
+    return peak_memory_of(target) - before
+
+
+async def test_long_bodies_cost_little_memory(start_target: Any) -> None:
+    """Each token takes hundreds of bytes on its way: 16 MiB of text took 2 GiB to be refused."""
+    assert await grow_by_long_bodies(start_target()) < MAX_GROWTH_MIB
+
+
+async def test_a_control_that_tokenizes_everything_is_noticed(start_target: Any) -> None:
+    target = start_target("front_that_tokenizes_everything")
+    assert await grow_by_long_bodies(target) > MAX_GROWTH_MIB
+
+
+def peak_memory_of(target: Target) -> float:
+    """In MiB."""
+    lines = Path(f"/proc/{target.pid}/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
 
 
 if __name__ == "__main__":

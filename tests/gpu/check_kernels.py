@@ -78,8 +78,7 @@ def checks() -> Iterator[tuple[str, float, Check]]:
             yield f"attention {name} {kind}", CLOSE, check
         yield f"attention {name} window", CLOSE, attention(lens, (8, 4), 64, window=100)
         yield f"attention {name} cap", CLOSE, attention(lens, (8, 4), 64, soft_cap=20.0)
-        sinks = torch.randn(8, device=DEVICE)
-        yield f"attention {name} sinks", CLOSE, attention(lens, (8, 4), 64, sinks=sinks)
+        yield f"attention {name} sinks", CLOSE, attention(lens, (8, 4), 64, has_sinks=True)
         yield f"latent attention {name}", CLOSE, latent_attention(lens)
     yield "batch-invariant attention", 0.0, invariant_attention
     for kind in (BF16, E4M3, torch.float8_e5m2, torch.int8):
@@ -140,6 +139,7 @@ def attention(
     heads: tuple[int, int],
     dim: int,
     kind: torch.dtype | None = None,
+    has_sinks: bool = False,
     **options: object,
 ) -> Check:
     def check() -> float:
@@ -152,6 +152,8 @@ def attention(
             )
             scales = {"key_scale": key_scale, "value_scale": value_scale}
         scale = dim**-0.5
+        if has_sinks:
+            options["sinks"] = torch.randn(heads[0], device=DEVICE)
         result = kernels.paged_attention(
             query.to(BF16), keys, values, metadata, scale, **options, **scales
         )
@@ -296,7 +298,7 @@ def experts() -> float:
         (torch.randn(8, *shape, device=DEVICE) / 16).to(BF16) for shape in ((768, 512), (512, 384))
     )
     biases = {
-        name: torch.randn(8, size, device=DEVICE).to(BF16)
+        name: (torch.randn(8, size, device=DEVICE) / 16).to(BF16)
         for name, size in (("gate_up_bias", 768), ("down_bias", 512))
     }
     weights, ids = torch.rand(50, 8, device=DEVICE).topk(2)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from octavo_core.config import resolve_config
+from octavo_core.errors import ConfigError
+from octavo_server.front import check_settings
 from support.asgi import call, guarded_app
 
 ORIGIN = "https://app.example"
@@ -89,3 +91,10 @@ def test_an_unexpected_error_carries_the_headers_too(monkeypatch: pytest.MonkeyP
     start = answers[0]
     assert start["status"] == 500
     assert (b"access-control-allow-origin", ORIGIN.encode()) in start["headers"]
+
+
+@pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "https://", "null"])
+def test_what_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"allowed_origins has .* such as https://app\.example"):
+        check_settings(resolve_config({"allowed_origins": [origin]}))
+    check_settings(resolve_config({"allowed_origins": ["*", ORIGIN, "http://localhost:3000"]}))

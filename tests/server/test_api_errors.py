@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo_server.api.body import _beginning
+
 JSON = {"Content-Type": "application/json"}
 ROUTES = ["/v1/completions", "/v1/chat/completions"]
 
@@ -191,3 +193,28 @@ def front_get(front: Any, path: str) -> Any:
     response = httpx.get(front.url + path)
     assert response.status_code == 200
     return response.json()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        1.5,
+        "short",
+        "long " * 100,
+        [],
+        [1] * 1000,
+        ["a b" * 3] * 50,
+        [[[1, 2]] * 30] * 30,
+        {"a": {"b": [1] * 100}, "c": 2},
+        {f"key {number}": {} for number in range(100)},
+    ],
+)
+def test_what_is_shown_of_a_value_is_its_beginning(value: Any) -> None:
+    assert repr(_beginning(value))[:80] == repr(value)[:80]
+
+
+def test_a_huge_value_is_not_written_out() -> None:
+    """That took seconds in which no stream went on."""
+    sizes = [len(repr(_beginning(value))) for value in ([[0] * 100] * 100_000, {"a": [""] * 10**6})]
+    assert max(sizes) < 1000

@@ -157,6 +157,36 @@ def test_a_deep_sleep_frees_the_engine(operated: Any, level: int, state: str) ->
     assert metric(operated, sleep_state) == 0
 
 
+def test_several_engines_sleep_and_wake_up_together(start_front: Any) -> None:
+    front = start_front(enable_operator_routes="true", data_parallel_size=2).wait_ready()
+    engines = children_named(front, "octavo: engine")
+    assert len(engines) == 2
+    assert post(front, "/sleep").json() == {"is_sleeping": True}
+    assert not any(map(is_running, engines))
+    states = [engine["state"] for engine in httpx.get(front.url + "/health").json()["engines"]]
+    assert states == ["asleep", "asleep"]
+    assert post(front, "/wake_up").json() == {"is_sleeping": False}
+    states = [engine["state"] for engine in httpx.get(front.url + "/health").json()["engines"]]
+    assert states == ["ready", "ready"]
+    for text in ("one", "two", "three", "four"):
+        answer = front.post("/v1/completions", {"prompt": text}).json()
+        assert answer["choices"][0]["text"] == text
+
+
+def test_an_engine_that_is_killed_while_it_wakes_up_is_replaced(start_front: Any) -> None:
+    front = start_front("run_reluctant_engine", enable_operator_routes="true").wait_ready()
+    assert post(front, "/sleep").json() == {"is_sleeping": True}
+    waking = threading.Thread(target=post, args=(front, "/wake_up"))
+    waking.start()
+    while not (engines := children_named(front, "octavo: engine")):
+        time.sleep(0.01)
+    assert httpx.get(front.url + "/health").json()["status"] == "sleeping"
+    os.kill(engines[0], signal.SIGKILL)
+    waking.join(30)
+    assert front.post("/v1/completions", {"prompt": "still here"}).status_code == 200
+    assert metric(front, "vllm:engine_restarts_total") == 1
+
+
 def test_a_server_that_is_asleep_ends_when_it_is_told_to(start_front: Any) -> None:
     front = start_front(enable_operator_routes="true", engine_restart="false").wait_ready()
     assert post(front, "/sleep").json() == {"is_sleeping": True}

@@ -232,3 +232,17 @@ def test_an_empty_configuration_file(tmp_path: Path) -> None:
     path = tmp_path / "octavo.yaml"
     path.write_text("# nothing yet\n")
     assert config("--config", str(path)) == config()
+
+
+def test_closed_standard_streams() -> None:
+    """A socket that got the number of one would be sent what libraries complain about."""
+    code = (
+        "import socket, subprocess, sys; from octavo_server.__main__ import main\n"
+        "main(['--version'])\n"
+        "assert socket.socket().fileno() > 2\n"
+        "assert sys.stderr.isatty() is False\n"
+        "child = 'import sys; sys.exit(None in (sys.stdin, sys.stdout, sys.stderr))'\n"
+        "sys.exit(subprocess.call([sys.executable, '-c', child], close_fds=False))"
+    )
+    closed = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
+    assert subprocess.run([*closed, sys.executable, "-c", code], check=False).returncode == 0

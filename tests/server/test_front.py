@@ -58,6 +58,23 @@ def test_the_announced_curl_line_works(front: Any) -> None:
     assert json.loads(done.stdout)["choices"][0]["message"]["content"].startswith("user=What")
 
 
+@pytest.mark.parametrize("target", ["a full disk", "a reader that has gone"])
+def test_a_server_that_can_not_say_where_it_is_serves(start_front: Any, target: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    full = ("sh", "-c", 'exec "$@" > /dev/full', "sh")
+    front = start_front(port=port, prefix=full if target == "a full disk" else ())
+    front.process.stdout.close()
+    url = f"http://127.0.0.1:{port}/ready"
+    deadline = time.monotonic() + 20
+    while "Standard output" not in front.stderr:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert httpx.get(url).status_code == 200
+    assert front.stop() == 0
+    assert "Traceback" not in front.stderr
+
+
 def test_health_while_loading_and_a_signal_ends_it(start_front: Any) -> None:
     """Case C15: a signal ends a server that loads within seconds, without a traceback."""
     port = free_port()

@@ -278,3 +278,43 @@ def test_rules_that_leave_no_token_are_refused(
     with pytest.raises(InvalidRequestError, match="forbid all of them") as refused:
         processor.process("r", [1], SamplingParams(**fields))
     assert refused.value.field == "allowed_token_ids"
+
+
+@pytest.mark.parametrize("text", ["a " * 100_000, " " * 129 * LIMIT])
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_most_of_what_is_far_too_long_is_never_tokenized(
+    processor: InputProcessor, text: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of 16 MiB took 2 GiB and a minute, to be refused then."""
+    sizes = [0]
+    for name in ("encode", "encode_plain"):
+        encode = getattr(processor.tokenizer, name)
+
+        def measured(text: str, *args: Any, encode: Any = encode, **kwargs: Any) -> Any:
+            sizes.append(len(text))
+            return encode(text, *args, **kwargs)
+
+        monkeypatch.setattr(processor.tokenizer, name, measured)
+    process: Any = processor.process if kind == "text" else processor.process_chat
+    prompt = text if kind == "text" else [{"role": "user", "content": text}]
+    with pytest.raises(ContextLengthError, match="context is 128 tokens"):
+        process("r", prompt, SamplingParams())
+    assert max(sizes) <= 4 * LIMIT
+
+
+def test_many_characters_may_be_few_tokens(processor: InputProcessor) -> None:
+    text = " " * 64 * 100
+    (request,) = processor.process("r", text, SamplingParams(max_tokens=1))
+    assert request.prompt_token_ids == processor.tokenizer.encode(text)
+    assert len(request.prompt_token_ids) == 100
+
+
+def test_what_is_cut_or_counted_may_be_longer_than_the_context(processor: InputProcessor) -> None:
+    text = "a " * 10_000
+    (request,) = processor.process(
+        "r", text, SamplingParams(max_tokens=1), truncate_prompt_tokens=8
+    )
+    assert request.prompt_token_ids == processor.tokenizer.encode(text)[-8:]
+    assert len(processor.encode_prompt(text)) == 10_001
+    with pytest.raises(ContextLengthError):
+        processor.encode_prompt("a " * 1_000_000)

@@ -69,7 +69,11 @@ def test_h03_an_image_for_a_text_model(talker: Any) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 @pytest.mark.parametrize(
-    "options", [{}, {"stream_options": {}}, {"stream_options": None}, {"include_usage": False}]
+    "options",
+    [
+        *({}, {"stream_options": {}}, {"stream_options": None}),
+        *({"include_usage": False}, {"include_usage": None}),
+    ],
 )
 def test_h09_no_usage_unless_asked_for(front: Any, path: str, options: dict[str, Any]) -> None:
     """Case H09: a stream tells no usage where ``include_usage`` is not true."""
@@ -87,6 +91,25 @@ def test_h09_usage_is_one_more_event(front: Any, path: str) -> None:
     *others, last = front.events(path, body | {"stream_options": {"include_usage": True}})
     assert (last["choices"], last["usage"]) == ([], front.post(path, body).json()["usage"])
     assert all(event["usage"] is None and event["choices"] for event in others)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_each_chunk_tells_the_usage_so_far(front: Any, path: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = _question(path) | {"stream_options": options, "n": 2, "prompt_logprobs": 1}
+    *others, last = front.events(path, body)
+    counts = [event["usage"]["completion_tokens"] for event in others]
+    assert counts == sorted(counts)
+    assert counts[-1] == last["usage"]["completion_tokens"] > counts[0]
+    for event in others:
+        usage = event["usage"]
+        assert usage["prompt_tokens"] == last["usage"]["prompt_tokens"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    response = front.post(
+        path, body | {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    )
+    assert response.status_code == 400
+    assert "continuous_usage_stats needs include_usage" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])

@@ -142,3 +142,9 @@ def test_spans_reach_a_collector(start_front: Any) -> None:
     assert [path for path, _ in received] == ["/v1/traces"]
     assert b"llm_request" in received[0][1]
     assert bytes.fromhex(TRACE_ID) in received[0][1] or TRACE_ID.encode() in received[0][1]
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:4317", "x", "grpc://localhost:4317"])
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="must be an address such as http://"):
+        make_tracer(endpoint)

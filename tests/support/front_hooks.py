@@ -101,6 +101,12 @@ def front_that_chokes() -> EngineTarget:
     return run_scripted_engine
 
 
+def front_that_tokenizes_everything() -> EngineTarget:
+    """A front that finds out that a prompt is too long when it has all of its tokens."""
+    InputProcessor.check_length = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    return run_scripted_engine
+
+
 def front_that_polls_readers() -> EngineTarget:
     """A front that looks at each stalled connection 50 times a second, for 2 ms."""
     pause = BoundedProtocol.pause_writing

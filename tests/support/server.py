@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-START_TIMEOUT = 120.0
+START_TIMEOUT = 240.0
 
 
 def free_port() -> int:

@@ -7,7 +7,7 @@ import torch
 from octavo_core.config import resolve_config
 from octavo_core.errors import ConfigError
 from octavo_core.model_spec import read_model_spec
-from octavo_kernels.cpu.threads import MAX_THREADS
+from octavo_kernels.cpu.threads import MAX_THREADS, get_num_threads, set_num_threads
 from octavo_worker import cpu_binding
 from octavo_worker.cpu_binding import (
     bind_worker,
@@ -49,11 +49,21 @@ def test_devices():
     assert resolve_device(resolve_config({}), 1) == expected
 
 
+@pytest.fixture
+def _threads_as_before():
+    """What comes after in this process would else have hundreds of threads."""
+    before = get_num_threads()
+    yield
+    set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads_as_before")
 def test_threads():
     assert use_cpu_threads(1) == torch.get_num_threads() == 1
     assert use_cpu_threads(None) == torch.get_num_threads() == num_usable_cpus()
 
 
+@pytest.mark.usefixtures("_threads_as_before")
 def test_a_container_grants_fewer_threads_than_there_are_cores(monkeypatch, caplog):
     monkeypatch.setattr("octavo_core.cgroup.cpu_quota", lambda: 0.3)
     assert num_usable_cpus() == use_cpu_threads(None) == 1

@@ -6,7 +6,6 @@ Tensors are on the meta device or tiny where values are read on the host; nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -136,13 +135,12 @@ def _elementwise_cases() -> Iterator[tuple[str, Callable[[], object]]]:
 def _sampling_cases() -> Iterator[tuple[str, Callable[[], object]]]:
     logits = torch.zeros(2, 128256)
     rows, ones = torch.zeros(2, dtype=torch.int64), torch.ones(2)
-    floats, integers = np.ones(2, np.float32), np.ones(2, np.int64)
-    metadata = SamplingMetadata(
-        floats, integers.astype(np.int32), floats, floats, integers, integers
-    )
-    yield "sample", partial(kernels.sample, logits, metadata)
-    one = SamplingMetadata(*(getattr(metadata, field.name)[:1] for field in fields(metadata)))
-    yield "one row", partial(kernels.sample, logits[:1], one)
+    for name, count in (("sample", 2), ("one row", 1)):
+        floats, integers = np.ones(count, np.float32), np.ones(count, np.int64)
+        metadata = SamplingMetadata(
+            floats, integers.astype(np.int32), floats, floats, integers, integers
+        )
+        yield name, partial(kernels.sample, logits[:count], metadata)
     yield "logprobs", partial(kernels.compute_logprobs, logits, rows, 5)
     bitmask = torch.zeros(2, 4008, dtype=torch.int32)
     yield "bitmask", partial(kernels.apply_bitmask, logits, bitmask, rows)

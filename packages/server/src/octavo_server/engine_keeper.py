@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import zmq
 
 from octavo_core import wire
 from octavo_core.config import EngineConfig
@@ -172,8 +173,11 @@ class EngineKeeper:
     def _why_not(self) -> OctavoError:
         if self._death.done():
             return self._death.result()
-        asleep = self.state is EngineState.ASLEEP
-        return EngineDeadError("the engine sleeps" if asleep else "not started")
+        reasons = {
+            EngineState.ASLEEP: "the engine sleeps",
+            EngineState.RESTARTING: "the engine is being started again",
+        }
+        return EngineDeadError(reasons.get(self.state, "the engine has not started"))
 
     def _send(self, message: wire.ToEngine) -> None:
         self._link.send(message)
@@ -271,10 +275,10 @@ class EngineKeeper:
         await self._link.close(_END_SECONDS)
         try:
             process = self._supervisor.spawn()
-        except OSError as error:
+            self._link = EngineLink(process, self._handle, self._on_engine_end)
+        except (OSError, zmq.ZMQError) as error:
             self._fail(EngineDeadError(f"no other engine process can be started: {error}"))
             return
-        self._link = EngineLink(process, self._handle, self._on_engine_end)
         self._link.configure(_with_limits(self._config, self._ready.result()))
 
     def _quarantine(self, engine_request_ids: list[str]) -> None:

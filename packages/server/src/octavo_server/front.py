@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import shlex
 import signal
 import socket
@@ -52,6 +53,8 @@ Result = TypeVar("Result")
 EXIT_ENGINE_DEAD = 1
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# As browsers send it: without a path, or even a slash.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _BACKLOG = 2048
 # What waits in the kernel for one client, which Linux would let grow to megabytes. Half of it is
 # lost to bookkeeping; the rest is 2 MB a second at a round trip of 100 ms, and text is less.
@@ -114,17 +117,23 @@ def run_front(config: EngineConfig, target: EngineTarget | None = None) -> int:
             _join_loading_thread()
             if tracer is not None:
                 tracer.shutdown()
-    _flush_output()
     return code
 
 
 def check_settings(config: EngineConfig) -> None:
-    """Refuse names of parsers that there are not, and a bad template, before any work is done."""
+    """Refuse parsers and origins that are none, and a bad template, before any work is done."""
     from octavo_server.reasoning_parsers import check_reasoning_parser
     from octavo_server.tool_parsers import check_tool_parser
 
     check_tool_parser(config.server.tool_call_parser)
     check_reasoning_parser(config.server.reasoning_parser)
+    for origin in config.access.allowed_origins:
+        if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+            raise ConfigError(
+                f"allowed_origins has {origin!r}; an origin is a scheme and a host, such as "
+                f"https://app.example, or * for all of them.",
+                field="allowed_origins",
+            )
     if config.server.chat_template is not None:
         from octavo_server.tokenizer import read_chat_template
 
@@ -451,17 +460,22 @@ def announce(
     """Print where the server is, and a command that tries it: an `example_request`."""
     host, port = config.server.host, listener.getsockname()[1]
     scheme = "http" if config.access.ssl_certfile is None else "https"
-    print(f"Octavo {__version__} serves {model_name} at {scheme}://{_url_host(host)}:{port}")
+    place = f"Octavo {__version__} serves {model_name} at {scheme}://{_url_host(host)}:{port}"
     body = {"model": model_name, **fields}
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     access = config.access
     key = "-H 'X-Api-Key: KEY' " if access.api_key or access.api_key_file else ""
-    print(
+    command = (
         f"curl {scheme}://{_url_host(reachable)}:{port}{path} "
         f"{key}-H 'Content-Type: application/json' "
-        f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}",
-        flush=True,
+        f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
     )
+    try:
+        print(place, command, sep="\n", flush=True)
+    except OSError as error:
+        logger.warning("Standard output can't be written: %s", _reason(error))
+        # Nor at the exit, which would be another failure.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
 
 
 async def find_model(
@@ -595,12 +609,6 @@ def _join_loading_thread() -> None:
     for thread in threading.enumerate():
         if thread.name == _LOADING_THREAD:
             thread.join(_INTERRUPTED_LOAD_SECONDS)
-
-
-def _flush_output() -> None:
-    # A reader that has closed the pipe must not turn a clean stop into a traceback.
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
 
 
 def _reason(error: Exception) -> str:

@@ -317,10 +317,16 @@ class FrontGroup:
             self._failure.set_result(EXIT_ENGINE_DEAD)
         else:
             logger.error("%s; another one is started", words)
-            self._fronts[front.index] = FrontProcess(
-                self._address, front.index, self._listeners[front.index], self._config
-            )
-            self._watch(self._fronts[front.index])
+            self._start_another(front.index)
+
+    def _start_another(self, index: int) -> None:
+        try:
+            front = FrontProcess(self._address, index, self._listeners[index], self._config)
+        except OSError as error:
+            self._fail(EngineDeadError(f"no other front can be started: {error}"))
+            return
+        self._fronts[index] = front
+        self._watch(front)
 
     async def _await_fronts(self, timeout: float) -> None:
         """Wait for all fronts to end; those that have not in time are killed by `kill`."""

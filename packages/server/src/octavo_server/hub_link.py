@@ -124,7 +124,7 @@ class HubLink:
             EngineDeadError: The engine has ended, or has not started.
         """
         if self.state not in (EngineState.READY, EngineState.RESTARTING):
-            raise self._death.result() if self._death.done() else EngineDeadError("not started")
+            raise self._why_not()
         self._owed.update(request.request_id for request in requests)
         self.send(front_wire.AddRequests(list(requests)))
 
@@ -138,7 +138,7 @@ class HubLink:
     async def call(self, method: str, *args: Any) -> Any:
         """Call one of the engine's operator functions; see `EngineHandle.call`."""
         if self.state in (EngineState.STARTING, EngineState.DEAD):
-            raise self._death.result() if self._death.done() else EngineDeadError("not started")
+            raise self._why_not()
         # Loading a model takes as long as it takes.
         timeout = None if method == "wake_up" else CALL_SECONDS
         return await self._ask(
@@ -237,6 +237,12 @@ class HubLink:
                 | front_wire.FrontLost()
             ):
                 self.on_peer(message)
+
+    def _why_not(self) -> OctavoError:
+        if self._death.done():
+            return self._death.result()
+        asleep = self.state is EngineState.ASLEEP
+        return EngineDeadError(f"the engine {'sleeps' if asleep else 'has not started'}")
 
     def _die(self, error: OctavoError) -> None:
         """Take the engine's end: the hub has failed what it owed already, all but what crossed."""

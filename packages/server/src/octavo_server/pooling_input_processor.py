@@ -159,6 +159,7 @@ class PoolingInputProcessor(InputProcessor):
         """
         for field, text in zip(fields, (first, second), strict=True):
             _check_not_empty(field, text)
+            self.check_length(field, text, is_cut=options.truncate_prompt_tokens is not None)
         special = options.add_special_tokens
 
         def encode(text: str) -> tuple[list[int], int]:
@@ -191,6 +192,7 @@ class PoolingInputProcessor(InputProcessor):
 
     def _encode(self, text: str, options: PoolingOptions, field: str) -> list[int]:
         _check_not_empty(field, text)
+        self.check_length(field, text, is_cut=options.truncate_prompt_tokens is not None)
         special = options.add_special_tokens
 
         def encode(text: str) -> tuple[list[int], int]:

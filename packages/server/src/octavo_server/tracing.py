@@ -74,8 +74,14 @@ def make_tracer(endpoint: str) -> RequestTracer:
         endpoint: For example ``http://localhost:4318/v1/traces``.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed.
+        ConfigError: That is no address, or OpenTelemetry is not installed.
     """
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"otlp_traces_endpoint is {endpoint!r}; it must be an address such as "
+            f"http://localhost:4318/v1/traces.",
+            field="otlp_traces_endpoint",
+        )
     try:
         sdk = importlib.import_module("opentelemetry.sdk.trace")
         export = importlib.import_module("opentelemetry.sdk.trace.export")

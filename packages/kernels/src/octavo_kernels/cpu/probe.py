@@ -5,18 +5,24 @@ from __future__ import annotations
 from octavo_kernels.cpu.jit import jit
 from octavo_kernels.cpu.simd import (
     add,
-    fma,
     hsum,
     load_f32x8,
-    splat_f32,
+    load_f32x16,
     store_f32,
     store_f32x8,
+    store_f32x16,
     store_i64,
     zero_f32x8,
 )
 from octavo_kernels.cpu.team import atomic_add, barrier, next_chunk, rank
+from octavo_kernels.cpu.tiles import IS_WIDE, add_products, distances_to, zeros_of
 
 CHUNK_BYTES = 1 << 16
+PEAK_ROWS = 10 if IS_WIDE else 5
+"""Sums of 16 lanes that a core works on at once: as many as the registers hold, and enough that
+none waits for its last addition."""
+
+zeros_of_peak, distances_of_peak = zeros_of(PEAK_ROWS), distances_to(PEAK_ROWS)
 
 
 @jit
@@ -49,34 +55,21 @@ def copy_bytes(thread: int, source: int, target: int, size: int) -> None:
 
 @jit
 def multiply_add(thread: int, chunks: int, rounds: int, out: int) -> None:
-    """Do ``chunks * rounds * 80`` float32 multiplications and as many additions."""
-    factor = splat_f32(0.5)
+    """Do ``chunks * rounds * 160`` float32 multiplications and as many additions.
+
+    `out` has 16 float32 for each thread.
+    """
+    numbers = out + 64 * rank(thread)
+    weight, distances = load_f32x16(numbers), distances_of_peak(4)
     chunk = next_chunk(thread)
     while chunk < chunks:
-        # Unlike starts, or the compiler would do one sum in place of ten.
-        a = splat_f32(1.0)
-        b = splat_f32(2.0)
-        c = splat_f32(3.0)
-        d = splat_f32(4.0)
-        e = splat_f32(5.0)
-        f = splat_f32(6.0)
-        g = splat_f32(7.0)
-        h = splat_f32(8.0)
-        i = splat_f32(9.0)
-        j = splat_f32(10.0)
-        for _ in range(rounds):
-            a = fma(a, factor, factor)
-            b = fma(b, factor, factor)
-            c = fma(c, factor, factor)
-            d = fma(d, factor, factor)
-            e = fma(e, factor, factor)
-            f = fma(f, factor, factor)
-            g = fma(g, factor, factor)
-            h = fma(h, factor, factor)
-            i = fma(i, factor, factor)
-            j = fma(j, factor, factor)
-        total = add(add(add(a, b), add(c, d)), add(add(add(e, f), add(g, h)), add(i, j)))
-        store_f32(out + 64 * rank(thread), hsum(total))
+        sums = zeros_of_peak()
+        for _ in range(rounds * 10 // PEAK_ROWS):
+            sums = add_products(sums, weight, numbers, distances)
+        total = sums[0]
+        for i in range(1, PEAK_ROWS):
+            total = add(total, sums[i])
+        store_f32x16(numbers, total)
         chunk = next_chunk(thread)
 
 

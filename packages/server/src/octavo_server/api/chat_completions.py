@@ -95,6 +95,7 @@ def _prepare(body: ChatCompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
+        has_running_usage=body.has_running_usage,
         constraint_field=prepared.constraint_field(constraint_field(body, response_format(body))),
         format=chat_format,
         extra=extra,

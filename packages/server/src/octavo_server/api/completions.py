@@ -85,6 +85,7 @@ def _prepare(body: CompletionRequest, model: LoadedModel) -> Job:
         choices_per_prompt=params.n,
         stream=bool(body.stream),
         include_usage=body.include_usage,
+        has_running_usage=body.has_running_usage,
         constraint_field=constraint_field(body, response_format(body)),
         format=_CompletionFormat(body, model.tokenizer, requests, params.n),
         drop_answer=body.max_tokens == 0,

@@ -77,6 +77,7 @@ class Job:
             token of the prompt; None for no such field.
         drop_answer: What the engine answers is of no interest, only the prompt is.
         include_timing: The answer tells how long its parts took.
+        has_running_usage: Each chunk of a stream tells the usage so far.
         answer_id: The response's id, where the request chose one; the engine's is our own.
     """
 
@@ -93,6 +94,7 @@ class Job:
     prompt_logprobs: int | None = None
     drop_answer: bool = False
     include_timing: bool = False
+    has_running_usage: bool = False
     answer_id: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -219,19 +221,22 @@ class _ChunkWriter(_TimedWriter):
 
     def begin(self) -> bytes:
         chunks = self._job.format.first_chunks()
-        return b"".join(self._chunk(choice, self._job.extra) for choice in chunks)
+        extra = self._job.extra | self._running_usage()
+        return b"".join(self._chunk(choice, extra) for choice in chunks)
 
     async def step(self, deltas: Sequence[OutputDelta]) -> bytes:
         written = []
         for delta in map(self._job.shown, deltas) if self._job.drop_answer else deltas:
             self._counter.add(delta)
+            running = self._running_usage()
             if delta.prompt_logprobs is None:
-                written += [self._chunk(choice) for choice in self._job.format.chunks(delta)]
+                chunks = self._job.format.chunks(delta)
+                written += [self._chunk(choice, running) for choice in chunks]
                 continue
             # In a thread: a long prompt's report takes 0.2 s to write.
             choices, about_prompt = await asyncio.to_thread(_write_delta, self._job, delta)
             for choice in choices:
-                written.append(self._chunk(choice, about_prompt))
+                written.append(self._chunk(choice, about_prompt | running))
                 about_prompt = {}
         return b"".join(written)
 
@@ -246,6 +251,9 @@ class _ChunkWriter(_TimedWriter):
 
     async def result(self) -> dict[str, Any]:
         raise AssertionError("a stream has no whole")
+
+    def _running_usage(self) -> dict[str, Any]:
+        return {"usage": self._counter.usage()} if self._job.has_running_usage else {}
 
     def _chunk(self, choice: dict[str, Any], extra: dict[str, Any] | None = None) -> bytes:
         if extra:

@@ -222,7 +222,8 @@ class Body(StrictModel):
 class StreamOptions(StrictModel):
     """What a stream carries besides the answer."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 def _schema_text(value: Any) -> str:
@@ -371,6 +372,11 @@ class GenerationRequest(SamplingBody):
         """Refuse options of a stream where there is none."""
         if self.stream_options is not None and not self.stream:
             raise InvalidField("stream_options needs stream to be true", "stream_options")
+        if self.has_running_usage and not self.include_usage:
+            raise InvalidField(
+                "continuous_usage_stats needs include_usage to be true",
+                "stream_options.continuous_usage_stats",
+            )
         return self
 
     @model_validator(mode="after")
@@ -392,7 +398,13 @@ class GenerationRequest(SamplingBody):
     @property
     def include_usage(self) -> bool:
         """True if the stream is to end with a usage chunk."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_running_usage(self) -> bool:
+        """True if each chunk of the stream is to tell the usage so far."""
+        options = self.stream_options
+        return options is not None and bool(options.continuous_usage_stats)
 
 
 class CompletionRequest(GenerationRequest):
