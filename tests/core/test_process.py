@@ -35,8 +35,12 @@ from octavo_core.process import before_orphan_ends, exit_with_parent
 
 def orphan():
     exit_with_parent()
+    shell = subprocess.Popen(
+        ["sh", "-c", "sleep 60 & echo $!; wait"],
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )
     before_orphan_ends(lambda: os.killpg(shell.pid, signal.SIGKILL))
-    shell = subprocess.Popen(["sh", "-c", "sleep 60 & echo $$ $!; wait"], start_new_session=True)
+    print(shell.pid, shell.stdout.readline(), end="", flush=True)
     time.sleep(60)
 
 if __name__ == "__main__":
