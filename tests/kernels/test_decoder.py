@@ -103,6 +103,18 @@ def test_what_other_families_add(options):
         _assert_same(*_both(decoder, requests))
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("num_tokens", [48, 64, 70])
+def test_tokens_that_a_thread_takes_through_a_layer_alone(num_tokens, num_threads, monkeypatch):
+    threads.set_num_threads(num_threads)
+    try:
+        for most_layer_bytes in (8 << 20, 0):
+            monkeypatch.setattr("octavo_kernels.decoder.MOST_LAYER_BYTES", most_layer_bytes)
+            _assert_same(*_both(make_decoder(after_norms=True), [(0, num_tokens)]))
+    finally:
+        threads.set_num_threads(threads.default_num_threads())
+
+
 def test_layers_may_have_block_tables_of_their_own():
     decoder = make_decoder(windows=(None, 16))
     metadata, positions = make_batch([(0, 30), (0, 1)])

@@ -42,6 +42,12 @@ PROBLEM_WORD, KEY_CACHE_WORD, VALUE_CACHE_WORD, SLOTS_WORD = 4, 5, 6, 7
 ATTENDED_WORD, SINKS_WORD = 3, 6
 """Words of a problem of attention, likewise."""
 
+ALONE_BYTES, MEMBER_WORD = 960, 80
+"""Of what a thread needs to work alone, and where in it the thread's own words are."""
+
+MOST_LAYER_BYTES = 8 << 20
+"""Weights of a layer that several threads may read block by block."""
+
 KEPT_TOKENS = 64
 """Memory of steps is for multiples of so many tokens: 2 MiB each with the starter model."""
 
@@ -131,6 +137,13 @@ class Decoder:
         self.hidden_size = final_norm.shape[0]
         self.ffn_size = layers[0].down.shape[1]
         self._check()
+        self.most_layer_bytes = max(
+            sum(
+                weight.data.nbytes
+                for weight in (*layer.qkv, layer.output, *layer.gate_up, layer.down)
+            )
+            for layer in self.layers
+        )
         self._owned: list[Tensor] = []
         self._cos_sin_address = self._keep(self.cos_sin_cache)
         self.layer_words = np.array([self._words_of(layer) for layer in self.layers], np.int64)
@@ -247,7 +260,7 @@ class Decoder:
             *(self.cos_sin_cache.shape[1], positions, self.num_heads, self.num_kv_heads),
             *(self.head_dim, key_cache.shape[2], _CACHE_KINDS[key_cache.dtype]),
             *(attend[key_cache.dtype].address, buffers.query.data_ptr(), attended),
-            *(*buffers.words, output),
+            *(*buffers.words, output, 0),
         ]
 
     def _bind(self, kv_caches: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -426,28 +439,45 @@ class DecoderBuffers:
         query_size = decoder.num_heads * decoder.head_dim
         qkv_size = query_size + 2 * decoder.num_kv_heads * decoder.head_dim
         ffn_size = decoder.ffn_size
+        # Threads that work alone have an equal share each, rounded up.
+        room = capacity + num_threads
         self.query = torch.empty(capacity, decoder.num_heads, decoder.head_dim)
-        self._qkv = torch.empty(capacity, qkv_size)
-        self._gate_up = torch.empty(capacity, 2 * ffn_size)
-        self._ffn_rows = torch.empty(capacity, ffn_size)
-        self._ffn_quantized = torch.empty(capacity * quantized_bytes(ffn_size), dtype=torch.uint8)
+        self._qkv = torch.empty(room, qkv_size)
+        self._gate_up = torch.empty(room, 2 * ffn_size)
+        self._ffn_rows = torch.empty(room, ffn_size)
+        self._ffn_quantized = torch.empty(room * quantized_bytes(ffn_size), dtype=torch.uint8)
         self._arguments = torch.empty(num_threads * ARGUMENT_BYTES, dtype=torch.uint8)
+        self._alone = torch.zeros(num_threads * ALONE_BYTES, dtype=torch.uint8)
         # Rows as float32 and quantized: each thread's own if there are few, shared if many.
         widest = max(decoder.hidden_size, query_size)
         private_bytes = 4 * widest * PRIVATE_ROWS
         private_bytes = -(-private_bytes // 64) * 64  # a cache line has one owner
-        rows_bytes = max(4 * widest * capacity, num_threads * private_bytes)
+        rows_bytes = max(4 * widest * room, num_threads * private_bytes)
         self._rows = torch.empty(2 * rows_bytes, dtype=torch.uint8)
         # What a block with a norm behind it adds.
-        self._branch = torch.empty(capacity, decoder.hidden_size)
+        self._branch = torch.empty(room, decoder.hidden_size)
         normed = self._rows.data_ptr()
         self.words = (
             *(self._qkv.data_ptr(), qkv_size, self._gate_up.data_ptr(), ffn_size),
             *(_ACTIVATIONS[decoder.activation], normed, normed + rows_bytes),
             *(self._ffn_quantized.data_ptr(), self._ffn_rows.data_ptr()),
             *(self._arguments.data_ptr(), private_bytes, decoder.final_norm.data_ptr()),
-            self._branch.data_ptr(),
+            *(self._branch.data_ptr(), self._alone_words(decoder)),
         )
+
+    def _alone_words(self, decoder: Decoder) -> int:
+        """Return the address of what each thread needs to take tokens through a layer alone.
+
+        0 where that would not pay: a layer's weights are read once for each block of tokens, and
+        have to come from the L3.
+        """
+        if decoder.most_layer_bytes > MOST_LAYER_BYTES:
+            return 0
+        words = self._alone.view(torch.int64).view(self.num_threads, -1)
+        for thread, own in enumerate(words):
+            member = [self._alone.data_ptr() + thread * ALONE_BYTES, 0, 1]
+            own[MEMBER_WORD : MEMBER_WORD + 3] = torch.tensor(member)
+        return self._alone.data_ptr()
 
     def fits(self, num_tokens: int, num_threads: int) -> bool:
         """Whether a step has room, and not far too much of it."""

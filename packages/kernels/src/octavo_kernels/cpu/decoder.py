@@ -30,14 +30,15 @@ from octavo_kernels.cpu.simd import (
     store_i64,
     sub,
 )
-from octavo_kernels.cpu.team import barrier, call_entry, next_chunk, rank
+from octavo_kernels.cpu.team import barrier, call_entry, next_chunk, num_threads, rank
 
 # Words of the decoder and of a step.
 LAYERS, NUM_LAYERS, HIDDEN, HIDDEN_SIZE, NUM_TOKENS, EPS, ROTARY_DIM, POSITIONS = range(0, 64, 8)
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, CACHE_KIND, ATTEND, QUERY = range(64, 120, 8)
 ATTENDED, QKV, QKV_SIZE, GATE_UP, FFN_SIZE, ACTIVATION = range(120, 168, 8)
 NORMED, QUANTIZED, FFN_QUANTIZED, FFN_ROWS, ARGUMENTS, PRIVATE_BYTES = range(168, 216, 8)
-FINAL_NORM, BRANCH, OUTPUT = range(216, 240, 8)
+FINAL_NORM, BRANCH, ALONE, OUTPUT, FIRST_TOKEN = range(216, 256, 8)
+DECODER_BYTES = 256
 
 # Words of a layer.
 INPUT_NORM, QKV_PARTS, QUERY_NORM, KEY_NORM, PROBLEM, KEY_CACHE, VALUE_CACHE = range(0, 56, 8)
@@ -53,6 +54,15 @@ PART_BYTES = 72
 
 CACHE_F32, CACHE_BF16, CACHE_F16 = 0, 1, 2
 ARGUMENT_BYTES = 128
+
+# Words of what a thread needs to work alone: a team of its own, with it as the only member, and
+# the words of a decoder of some of the step's tokens.
+TEAM, MEMBER, BLOCK = 0, 640, 704
+ALONE_BYTES = BLOCK + DECODER_BYTES
+
+ROWS_OF_BLOCK, FEWEST_ROWS = 32, 16
+"""From `FEWEST_ROWS` tokens for each thread on, a thread takes up to `ROWS_OF_BLOCK` through all of
+a layer that needs no others, alone: they stay in its caches, and no thread waits for another."""
 
 PRIVATE_ROWS = 4
 """Up to here every thread normalizes and quantizes all rows for itself: a row of 576 takes
@@ -185,7 +195,7 @@ def rotate_and_write(decoder: int, layer: int, token: int) -> None:
         rotate(at, cos_sin, rotary_dim)
         for i in range(0, dim, 8):
             store_f32x8(query + 4 * (dim * head + i), load_f32x8(at + 4 * i))
-    slot = load_i32(word(layer, SLOTS) + 4 * token)
+    slot = load_i32(word(layer, SLOTS) + 4 * (word(decoder, FIRST_TOKEN) + token))
     if slot < 0:
         return
     first = slot // block_size * num_kv_heads * block_size + slot % block_size
@@ -246,24 +256,27 @@ def add_projection(thread: int, decoder: int, parts: int, x: int, a: int, norm: 
 
 
 @jit
-def attention_block(thread: int, decoder: int, layer: int) -> None:
-    """Add the attention of one layer to the residual stream."""
-    m, hidden = word(decoder, NUM_TOKENS), word(decoder, HIDDEN)
+def before_attention(thread: int, decoder: int, layer: int) -> None:
+    """Project to queries, keys and values, and write the latter to the cache."""
     parts = word(layer, QKV_PARTS)
-    prepare(thread, decoder, hidden, word(layer, INPUT_NORM), parts)
+    prepare(thread, decoder, word(decoder, HIDDEN), word(layer, INPUT_NORM), parts)
     x, a = private(thread, decoder, NORMED), private(thread, decoder, QUANTIZED)
     project(thread, decoder, parts, x, a, word(decoder, QKV), 4 * word(decoder, QKV_SIZE), 0)
     token = next_chunk(thread)
-    while token < m:
+    while token < word(decoder, NUM_TOKENS):
         rotate_and_write(decoder, layer, token)
         token = next_chunk(thread)
     barrier(thread)
-    # An entry point's only argument here is the problem's address.
-    call_entry(word(decoder, ATTEND), thread, layer + PROBLEM)
-    barrier(thread)
+
+
+@jit
+def after_attention(thread: int, decoder: int, layer: int) -> None:
+    """Add the attention's and the feed-forward's results to the residual stream."""
     attended, parts = word(decoder, ATTENDED), word(layer, OUTPUT_PARTS)
     prepare(thread, decoder, attended, 0, parts)
+    a = private(thread, decoder, QUANTIZED)
     add_projection(thread, decoder, parts, attended, a, word(layer, AFTER_ATTENTION))
+    feed_forward_block(thread, decoder, layer)
 
 
 @jit
@@ -281,15 +294,81 @@ def feed_forward_block(thread: int, decoder: int, layer: int) -> None:
 
 
 @jit
+def rows_of_block(thread: int, decoder: int) -> int:
+    """How many tokens a thread takes through a layer alone; 0 if all threads work together."""
+    share = (word(decoder, NUM_TOKENS) + num_threads(thread) - 1) // num_threads(thread)
+    if share < FEWEST_ROWS or not word(decoder, ALONE):
+        return 0
+    blocks = (share + ROWS_OF_BLOCK - 1) // ROWS_OF_BLOCK
+    return (share + blocks - 1) // blocks
+
+
+@jit
+def describe_block(thread: int, decoder: int, first: int, count: int, rows: int) -> int:
+    """Write the words of a decoder of `count` tokens from token `first` on, and return where.
+
+    Of each buffer that nobody else reads, a thread has `rows` rows, the same for all its blocks.
+    """
+    block = word(decoder, ALONE) + rank(thread) * ALONE_BYTES + BLOCK
+    for at in range(0, DECODER_BYTES, 8):
+        store_i64(block + at, word(decoder, at))
+    store_i64(block + NUM_TOKENS, count)
+    store_i64(block + FIRST_TOKEN, first)
+    size, ffn_size = word(decoder, HIDDEN_SIZE), word(decoder, FFN_SIZE)
+    query_size, mine = word(decoder, NUM_HEADS) * word(decoder, HEAD_DIM), rank(thread) * rows
+    widest = max(size, query_size)
+    store_i64(block + HIDDEN, word(decoder, HIDDEN) + 4 * size * first)
+    store_i64(block + POSITIONS, word(decoder, POSITIONS) + 4 * first)
+    store_i64(block + QUERY, word(decoder, QUERY) + 4 * query_size * first)
+    store_i64(block + ATTENDED, word(decoder, ATTENDED) + 4 * query_size * first)
+    store_i64(block + QKV, word(decoder, QKV) + 4 * word(decoder, QKV_SIZE) * mine)
+    store_i64(block + GATE_UP, word(decoder, GATE_UP) + 8 * ffn_size * mine)
+    store_i64(block + FFN_ROWS, word(decoder, FFN_ROWS) + 4 * ffn_size * mine)
+    quantized = word(decoder, FFN_QUANTIZED) + quantized_bytes(ffn_size) * mine
+    store_i64(block + FFN_QUANTIZED, quantized)
+    store_i64(block + NORMED, word(decoder, NORMED) + 4 * widest * mine)
+    store_i64(block + QUANTIZED, word(decoder, QUANTIZED) + 4 * widest * mine)
+    store_i64(block + BRANCH, word(decoder, BRANCH) + 4 * size * mine)
+    store_i64(block + ARGUMENTS, word(decoder, ARGUMENTS) + rank(thread) * ARGUMENT_BYTES)
+    return block
+
+
+@jit
+def run_blocks(thread: int, decoder: int, layer: int, rows: int, is_after: int) -> None:
+    """Do what is before or after a layer's attention, block by block, and end with a barrier."""
+    alone = word(decoder, ALONE) + rank(thread) * ALONE_BYTES + MEMBER
+    m = word(decoder, NUM_TOKENS)
+    first = next_chunk(thread) * rows
+    while first < m:
+        block = describe_block(thread, decoder, first, min(rows, m - first), rows)
+        if is_after:
+            after_attention(alone, block, layer)
+        else:
+            before_attention(alone, block, layer)
+        first = next_chunk(thread) * rows
+    barrier(thread)
+
+
+@jit
 def decode(thread: int, decoder: int) -> None:
     """Run all layers, and the final norm from the residual stream to `OUTPUT`, if there is one.
 
     Without one all is done for every thread when it returns; with one a barrier has to follow.
     """
+    rows = rows_of_block(thread, decoder)
     for index in range(word(decoder, NUM_LAYERS)):
         layer = word(decoder, LAYERS) + index * LAYER_BYTES
-        attention_block(thread, decoder, layer)
-        feed_forward_block(thread, decoder, layer)
+        if rows:
+            run_blocks(thread, decoder, layer, rows, 0)
+        else:
+            before_attention(thread, decoder, layer)
+        # An entry point's only argument here is the problem's address.
+        call_entry(word(decoder, ATTEND), thread, layer + PROBLEM)
+        barrier(thread)
+        if rows:
+            run_blocks(thread, decoder, layer, rows, 1)
+        else:
+            after_attention(thread, decoder, layer)
     if not word(decoder, OUTPUT):
         return
     size, eps = word(decoder, HIDDEN_SIZE), load_eps(decoder)
