@@ -11,6 +11,7 @@ from octavo_kernels import (
     unpack_weight,
 )
 from octavo_kernels.cpu import threads
+from octavo_kernels.decoder import MEMBER_WORD
 from support.tiny_decoder import BLOCK_SIZE, HEAD_DIM, HIDDEN, make_batch, make_caches, make_decoder
 from support.weights import GGUF_BLOCKS, gguf_weight
 
@@ -110,7 +111,11 @@ def test_tokens_that_a_thread_takes_through_a_layer_alone(num_tokens, num_thread
     try:
         for most_layer_bytes in (8 << 20, 0):
             monkeypatch.setattr("octavo_kernels.decoder.MOST_LAYER_BYTES", most_layer_bytes)
-            _assert_same(*_both(make_decoder(after_norms=True), [(0, num_tokens)]))
+            decoder = make_decoder(after_norms=True)
+            _assert_same(*_both(decoder, [(0, num_tokens)]))
+            alone = decoder._buffers._alone.view(torch.int64).view(num_threads, -1)
+            blocks = alone[:, MEMBER_WORD + 8 :]  # what a thread was told of its last block
+            assert bool(blocks.any()) == bool(most_layer_bytes)
     finally:
         threads.set_num_threads(threads.default_num_threads())
 

@@ -213,7 +213,6 @@ load_i32 = operation(i32, (address,), lambda b, p: load(b, p, I32))
 load_i64 = operation(i64, (address,), lambda b, p: load(b, p, I64))
 load_i8 = operation(i32, (address,), lambda b, p: b.sext(load(b, p, I8), I32))
 load_u8 = operation(i32, (address,), lambda b, p: b.zext(load(b, p, I8), I32))
-load_i16 = operation(i32, (address,), lambda b, p: b.sext(load(b, p, I16), I32))
 load_f16 = operation(f32, (address,), lambda b, p: b.fpext(load(b, p, F16), F32))
 load_bf16 = operation(
     f32, (address,), lambda b, p: b.bitcast(b.shl(b.zext(load(b, p, I16), I32), I32(16)), F32)
@@ -223,7 +222,6 @@ store_i32 = operation(types.void, (address, i32), store)
 store_i64 = operation(types.void, (address, i64), store)
 store_i8 = operation(types.void, (address, i32), lambda b, p, x: store(b, p, b.trunc(x, I8)))
 store_i16 = operation(types.void, (address, i32), lambda b, p, x: store(b, p, b.trunc(x, I16)))
-store_f16 = operation(types.void, (address, f32), lambda b, p, x: store(b, p, b.fptrunc(x, F16)))
 
 
 def emit_prefetch(builder: Any, where: Any) -> None:
@@ -305,8 +303,6 @@ load_f16x16 = _convert(F16, lambda b, x: b.fpext(x, f32x16.ir), f32x16)
 load_bf16x8, load_bf16x16 = _convert(I16, bf16_to_f32), _convert(I16, bf16_to_f32, f32x16)
 load_e4m3x8, load_e4m3x16 = _convert(I8, e4m3_to_f32), _convert(I8, e4m3_to_f32, f32x16)
 load_e5m2x8 = _convert(I8, e5m2_to_f32)
-load_i8x8 = _convert(I8, lambda b, x: b.sitofp(x, f32x8.ir))
-load_u8x8 = _convert(I8, lambda b, x: b.uitofp(b.zext(x, i32x8.ir), f32x8.ir))
 broadcast_f32 = operation(f32x8, (address,), lambda b, p: splat(b, load(b, p, F32), 8))
 """One float32 of memory in all lanes."""
 
@@ -321,7 +317,6 @@ store_bf16x8 = operation(
     types.void, (address, f32x8), lambda b, p, x: store(b, p, f32_to_bf16(b, x))
 )
 
-bits_of_f32 = operation(i32, (f32,), lambda b, x: b.bitcast(x, I32))
 splat_f32 = operation(f32x8, (f32,), lambda b, x: splat(b, x, 8))
 zero_f32x8 = operation(f32x8, (), lambda b: constant(F32, 8, 0.0))
 # Of vectors with 8 lanes or 16:
@@ -445,13 +440,8 @@ exp = operation(None, (None,), emit_exp)
 
 # ---- integers -----------------------------------------------------------------------------
 
-load_i8x32 = operation(i8x32, (address,), lambda b, p: load(b, p, i8x32.ir))
-load_i32x8 = operation(i32x8, (address,), lambda b, p: load(b, p, i32x8.ir))
 load_u8x8_i32 = operation(
     i32x8, (address,), lambda b, p: b.zext(load(b, p, ir.VectorType(I8, 8)), i32x8.ir)
-)
-load_i8x8_i32 = operation(
-    i32x8, (address,), lambda b, p: b.sext(load(b, p, ir.VectorType(I8, 8)), i32x8.ir)
 )
 store_i32x8 = operation(types.void, (address, i32x8), store)
 store_i32x16 = operation(types.void, (address, i32x16), store)
@@ -461,7 +451,6 @@ store_i8x8 = operation(
 splat_i32 = operation(i32x8, (i32,), lambda b, x: splat(b, x, 8))
 zero_i32x8 = operation(i32x8, (), lambda b: constant(I32, 8, 0))
 add_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.add(x, y))
-mul_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.mul(x, y))
 and_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.and_(x, y))
 or_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.or_(x, y))
 shl_i32 = operation(i32x8, (i32x8, i32), lambda b, x, n: b.shl(x, splat(b, n, 8)))
