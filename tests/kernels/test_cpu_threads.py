@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("numba")
 
 from octavo_kernels.cpu import threads
-from octavo_kernels.machine import count_chunks
+from octavo_kernels.machine import count_chunks, count_chunks_beside_idlers
 
 
 @pytest.fixture(autouse=True)
@@ -18,27 +18,40 @@ def _default_threads():
     threads.set_num_threads(threads.default_num_threads())
 
 
-def _count(rounds, chunks, run=count_chunks):
-    counts, ranks = np.zeros(chunks, np.int64), np.zeros(8 * threads.MAX_THREADS, np.int64)
-    run(rounds, chunks, counts.ctypes.data, ranks.ctypes.data)
-    return counts, int(ranks.sum())
+def _count(rounds, chunks, run=count_chunks, *others):
+    counts, ranks = np.zeros(chunks + 1, np.int64), np.zeros(8 * threads.MAX_THREADS, np.int64)
+    run(rounds, chunks, counts.ctypes.data, ranks.ctypes.data, *others)
+    assert counts[chunks] == 0, "a chunk was taken before the round before it was over"
+    return counts[:chunks], int(ranks.sum())
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
-def test_every_chunk_is_taken_once_a_round_and_every_thread_passes_the_barriers(num_threads):
+def test_every_chunk_is_taken_once_a_round_and_no_round_begins_early(num_threads):
     threads.set_num_threads(num_threads)
     assert threads.get_num_threads() == num_threads
-    for rounds, chunks in [(1, 1), (200, 3), (20, 1000)]:
+    for rounds, chunks in [(1, 1), (200, 3), (20, 1000), (20_000, 2)]:
         counts, ranks = _count(rounds, chunks)
         assert (counts == rounds).all()
+        assert 1 <= ranks <= num_threads
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_threads_that_do_nothing_hold_nobody_up_and_find_nothing_later(num_threads):
+    threads.set_num_threads(num_threads)
+    for rounds, chunks in [(1, 1), (200, 3), (20, 1000)]:
+        words = np.zeros(2, np.int64)
+        counts, ranks = _count(rounds, chunks, count_chunks_beside_idlers, words.ctypes.data)
+        assert (counts == rounds).all()
         assert ranks == num_threads
+        assert words.tolist() == [num_threads, 1]
 
 
-def test_a_kernel_without_barriers_needs_no_second_thread():
-    for _ in range(300):
-        counts, ranks = _count(0, 1)
-        assert counts.sum() == 0
-        assert 1 <= ranks <= threads.get_num_threads()
+def test_a_kernel_without_chunks_needs_no_second_thread():
+    for rounds in (0, 3):
+        for _ in range(300):
+            counts, ranks = _count(rounds, 0)
+            assert counts.sum() == 0
+            assert 1 <= ranks <= threads.get_num_threads()
 
 
 def test_alone_means_the_calling_thread():

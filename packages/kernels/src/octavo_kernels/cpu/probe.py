@@ -8,13 +8,22 @@ from octavo_kernels.cpu.simd import (
     hsum,
     load_f32x8,
     load_f32x16,
+    load_i64,
     store_f32,
     store_f32x8,
     store_f32x16,
     store_i64,
     zero_f32x8,
 )
-from octavo_kernels.cpu.team import atomic_add, barrier, next_chunk, rank
+from octavo_kernels.cpu.team import (
+    atomic_add,
+    atomic_load,
+    barrier,
+    next_chunk,
+    num_threads,
+    pause,
+    rank,
+)
 from octavo_kernels.cpu.tiles import IS_WIDE, add_products, distances_to, zeros_of
 
 CHUNK_BYTES = 1 << 16
@@ -77,12 +86,35 @@ def multiply_add(thread: int, chunks: int, rounds: int, out: int) -> None:
 def count_chunks(thread: int, rounds: int, chunks: int, counts: int, ranks: int) -> None:
     """Take `chunks` chunks in each of `rounds` rounds with a barrier after each.
 
-    ``counts[i]`` int64 is how often chunk ``i`` was taken; ``ranks[8 * rank]`` becomes 1.
+    ``counts[i]`` int64 is how often chunk ``i`` was taken, and ``counts[chunks]`` how often one
+    was when the round before it was not over; ``ranks[8 * rank]`` becomes 1.
     """
     store_i64(ranks + 64 * rank(thread), 1)
-    for _ in range(rounds):
+    for i in range(rounds):
         chunk = next_chunk(thread)
         while chunk < chunks:
+            if load_i64(counts + 8 * ((chunk + 1) % chunks)) < i:
+                atomic_add(counts + 8 * chunks, 1)
             atomic_add(counts + 8 * chunk, 1)
             chunk = next_chunk(thread)
         barrier(thread)
+
+
+@jit
+def count_chunks_beside_idlers(
+    thread: int, rounds: int, chunks: int, counts: int, ranks: int, words: int
+) -> None:
+    """Do the same on the first thread, while the others do nothing until that has ended.
+
+    ``words[0]`` counts the threads that are here, and ``words[1]`` the first one's ends.
+    """
+    atomic_add(words, 1)
+    if rank(thread) == 0:
+        while atomic_load(words) < num_threads(thread):
+            pause()
+        count_chunks(thread, rounds, chunks, counts, ranks)
+        atomic_add(words + 8, 1)
+        return
+    while atomic_load(words + 8) == 0:
+        pause()
+    count_chunks(thread, rounds, chunks, counts, ranks)
