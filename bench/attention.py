@@ -23,11 +23,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from octavo_kernels import (
     AttentionMetadata,
+    HugePageMemory,
     SamplingMetadata,
     compute_logprobs,
     paged_attention,
     sample,
-    use_huge_pages,
 )
 from octavo_kernels.cpu.threads import get_num_threads
 from octavo_kernels.sample import sample_reference
@@ -143,9 +143,8 @@ def make_caches(metadata: AttentionMetadata, dtype: torch.dtype) -> list[tuple[T
     shape = (metadata.block_tables.numel(), NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     one = (torch.randn(shape) * 9).to(dtype)
     count = max(2, min(64, CACHE_BYTES // (2 * one.numel() * one.element_size())))
-    caches = [(one.clone(), one.flip(0)) for _ in range(count)]
-    use_huge_pages(cache for pair in caches for cache in pair)  # as the engine's are
-    return caches
+    memory = HugePageMemory()  # as the engine's are
+    return [(memory.keep(one), memory.keep(one.flip(0))) for _ in range(count)]
 
 
 def sampling_contenders(num_rows: int) -> dict[str, Contender]:

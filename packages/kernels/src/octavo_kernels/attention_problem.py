@@ -184,7 +184,7 @@ def plan_attention(
 def thread_scratch_bytes(max_rows: int, head_dim: int, value_dim: int) -> int:
     """Bytes that each thread needs for itself."""
     floats = 2 * max_rows * (value_dim + 2) + max_rows * head_dim
-    floats += (max_rows + 3) * TILE + TILE * (head_dim + value_dim)
+    floats += (max_rows + 4) * TILE + TILE * (head_dim + value_dim)
     return -(-4 * floats // 64) * 64  # a cache line has one owner
 
 

@@ -109,7 +109,9 @@ keys and values it reads next. With fewer it might take the last one, and have o
 # Where a tile's keys and values are, an address for every 8 positions of them: what is read now,
 # and what is read later.
 KEY_PLACES, VALUE_PLACES, LATER_PLACES = 0, TILE, 2 * TILE
-PLACES_BYTES = 4 * TILE
+# And of which positions the latter are: block table, KV head, from and to which position.
+LATER_TABLE, LATER_HEAD, LATER_FIRST, LATER_LAST = range(4 * TILE, 4 * TILE + 32, 8)
+PLACES_BYTES = 5 * TILE
 
 ALL = 1 << 40
 """More positions than there are."""
@@ -310,6 +312,13 @@ def _state_bytes(problem: int) -> int:
 
 
 @inline
+def _tiles(problem: int, scratch: int) -> int:
+    """What a tile is worked on with: behind two states and the rows of the query."""
+    query_bytes = _word(problem, MAX_ROWS) * _word(problem, HEAD_DIM) * 4
+    return scratch + 2 * _state_bytes(problem) + query_bytes
+
+
+@inline
 def _maxima(problem: int, state: int) -> int:
     return state + _word(problem, MAX_ROWS) * _word(problem, VALUE_DIM) * 4
 
@@ -417,13 +426,14 @@ def _find_later_places(
 ) -> None:
     """Note where that is which is read after `tile` of the tokens before the token number `token`.
 
-    It is that tile of the next request, or the first one's next tile; behind the unit's last
-    tile comes the next unit, if that is known and not 0. Blocks lie anywhere, so the CPU can't
-    guess where they are. 0 is the place of nothing.
+    `places` is where the places of what is read now are; the others are behind them. It is that
+    tile of the next request, or the first one's next tile; behind the unit's last tile comes the
+    next unit, if that is known and not 0. Blocks lie anywhere, so the CPU can't guess where they
+    are. 0 is the place of nothing.
     """
-    for at in range(places, places + TILE, 8):
-        store_i64(at + KEY_PLACES, 0)
-        store_i64(at + VALUE_PLACES, 0)
+    for at in range(places + LATER_PLACES, places + 2 * LATER_PLACES, 32):
+        store_f32x8(at, zero_f32x8())
+    store_i64(places + LATER_TABLE, 0)
     tokens, head = _word(unit, FIRST_TOKEN), _word(unit, KV_HEAD)
     if token == _word(unit, NUM_TOKENS):
         token, tile = 0, tile + TILE
@@ -435,7 +445,20 @@ def _find_later_places(
         first_seen = max(_word(later, POSITION) - _word(problem, WINDOW) + 1, 0)
         tile = max(_word(next_unit, FIRST_SEGMENT) * SEGMENT, first_seen // TILE * TILE)
     last = min(tile + TILE, _word(later, POSITION) + 1)
-    _find_places(problem, _word(later, TABLE), head, tile, last, places, kind)
+    _find_places(problem, _word(later, TABLE), head, tile, last, places + LATER_PLACES, kind)
+    store_i64(places + LATER_TABLE, _word(later, TABLE))
+    store_i64(places + LATER_HEAD, head)
+    store_i64(places + LATER_FIRST, tile)
+    store_i64(places + LATER_LAST, last)
+
+
+@inline
+def _are_later_places(places: int, table: int, head: int, first: int, last: int) -> bool:
+    """Whether the places of what is read later are of these positions of a tile."""
+    first_known = load_i64(places + LATER_FIRST)
+    if load_i64(places + LATER_TABLE) != table or load_i64(places + LATER_HEAD) != head:
+        return False
+    return first_known <= first and last <= load_i64(places + LATER_LAST)
 
 
 @inline
@@ -654,8 +677,12 @@ def _attend_shared(
     whole_first, whole_last = first & ~7, (last + 7) & ~7
     table, head = _word(tokens, TABLE), _word(unit, KV_HEAD)
     places, later = scratch, scratch + LATER_PLACES
-    _find_places(problem, table, head, whole_first, whole_last, places, kind)
-    _find_later_places(problem, unit, next_unit, last_token, tile, later, kind)
+    if _are_later_places(places, table, head, whole_first, last):
+        for at in range(places, places + LATER_PLACES, 32):
+            store_f32x8(at, load_f32x8(at + LATER_PLACES))
+    else:
+        _find_places(problem, table, head, whole_first, whole_last, places, kind)
+    _find_later_places(problem, unit, next_unit, last_token, tile, places, kind)
     whole_first, whole_last = whole_first - tile, whole_last - tile
     scales, scores = 0, scratch + PLACES_BYTES + 2 * TILE * 4
     if _word(problem, KEY_SCALE):
@@ -765,10 +792,9 @@ def _attend_unit(problem: int, index: int, next_index: int, scratch: int, kind: 
     unit = _word(problem, UNITS) + index * UNIT_BYTES
     next_unit = _word(problem, UNITS) + next_index * UNIT_BYTES if next_index else 0
     rows = _word(unit, NUM_TOKENS) * _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
-    merged = scratch
+    merged, tiles = scratch, _tiles(problem, scratch)
     state = merged + _state_bytes(problem)
     queries = state + _state_bytes(problem)
-    tiles = queries + _word(problem, MAX_ROWS) * _word(problem, HEAD_DIM) * 4
     query = _copy_queries(problem, unit, queries)
     first, last = _word(unit, FIRST_SEGMENT), _word(unit, LAST_SEGMENT)
     split = _word(problem, IS_SPLIT)
@@ -815,12 +841,23 @@ def attend(thread: int, problem: int, kind: int) -> None:
     """
     num_units = _word(problem, NUM_UNITS)
     scratch = _word(problem, SCRATCH) + rank(thread) * _word(problem, SCRATCH_BYTES)
-    is_ahead = num_units >= UNITS_TO_TAKE_AHEAD * num_threads(thread)
-    index = next_chunk(thread)
-    while index < num_units:
-        following = next_chunk(thread) if is_ahead else 0
-        _attend_unit(problem, index, following if following < num_units else 0, scratch, kind)
-        index = following if is_ahead else next_chunk(thread)
+    # What is known of later places is of another layer.
+    store_i64(_tiles(problem, scratch) + LATER_TABLE, 0)
+    enough = UNITS_TO_TAKE_AHEAD * num_threads(thread)
+    is_ahead = num_units >= enough
+    # All heads of some tokens lie side by side, so one thread should read them.
+    step = _word(problem, NUM_KV_HEADS)
+    if num_units < enough * step:
+        step = 1
+    first = next_chunk(thread) * step
+    while first < num_units:
+        following = next_chunk(thread) * step if is_ahead else 0
+        last = min(first + step, num_units)
+        for index in range(first, last):
+            next_index = index + 1 if index + 1 < last else following
+            next_index = next_index if next_index < num_units else 0
+            _attend_unit(problem, index, next_index, scratch, kind)
+        first = following if is_ahead else next_chunk(thread) * step
     if _word(problem, IS_SPLIT):
         barrier(thread)
         index = next_chunk(thread)

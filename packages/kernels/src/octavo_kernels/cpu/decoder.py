@@ -60,7 +60,7 @@ ARGUMENT_BYTES = 128
 TEAM, MEMBER, BLOCK = 0, 640, 704
 ALONE_BYTES = BLOCK + DECODER_BYTES
 
-ROWS_OF_BLOCK, FEWEST_ROWS = 32, 16
+ROWS_OF_BLOCK, FEWEST_ROWS = 32, 8
 """From `FEWEST_ROWS` tokens for each thread on, a thread takes up to `ROWS_OF_BLOCK` through all of
 a layer that needs no others, alone: they stay in its caches, and no thread waits for another."""
 
