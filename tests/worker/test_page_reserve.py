@@ -74,10 +74,10 @@ def _threads():
     return {thread for thread in threading.enumerate() if thread.name == "octavo-kv-pages"}
 
 
-def _start(pool, num_blocks=NUM_BLOCKS):
+def _start(pool, num_blocks=NUM_BLOCKS, workers_here=1):
     """Return a reserve, and its thread."""
     before = _threads()
-    reserve = PageReserve(pool, num_blocks)
+    reserve = PageReserve(pool, num_blocks, workers_here)
     (thread,) = _threads() - before
     return reserve, thread
 
@@ -123,13 +123,13 @@ def test_nothing_beyond_the_pool_is_asked_for(pool, monkeypatch):
     assert asked[-1][1] == last
 
 
-def test_each_layer_has_its_part_where_they_lie_apart(tiny_folder, monkeypatch):
+def test_workers_share_the_reserve_and_so_do_layers_that_lie_apart(tiny_folder, monkeypatch):
     spec, cpu = read_model_spec(tiny_folder), torch.device("cpu")
     pool = KVPool(allocate_kv_caches(spec, NUM_BLOCKS, 16, torch.float32, cpu))
     storages = memory_of(pool.caches)
     assert len(storages) == 4
-    monkeypatch.setattr(page_reserve, "RESERVE", 11 * HUGE_PAGE)  # 2.75 for each
-    reserve, _ = _start(pool)
+    monkeypatch.setattr(page_reserve, "RESERVE", 22 * HUGE_PAGE)  # 2.75 for each of a worker's
+    reserve, _ = _start(pool, workers_here=2)
     reserve.end_step(0)
     for storage in storages:
         _wait_for(_is_ready(storage, 2 * HUGE_PAGE))
@@ -230,6 +230,9 @@ def test_an_executor_fills_its_pool_while_idle_and_ends_the_thread(
         tokens = drive.generate(executor, prompt, 20, block_ids=range(2900, 2905))
         assert tokens == expected.tolist()
         assert worker.runner.batch.num_blocks_reached == 2905
+        executor.execute_model(drive.step([]))
+        assert worker._page_reserve.take_page() == QUIET  # its sampling is part of a step
+        executor.sample_tokens(None)
         used = storage.nbytes() // 4000 * 2905 // HUGE_PAGE * HUGE_PAGE
         _wait_for(lambda: _present(storage) >= RESERVE + storage.nbytes() - used)
     finally:

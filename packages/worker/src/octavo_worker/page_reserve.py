@@ -34,15 +34,17 @@ class PageReserve:
     Args:
         pool: The KV cache, on a CPU.
         num_blocks: Of it.
+        workers_here: That share the machine, and so the reserve.
     """
 
-    def __init__(self, pool: KVPool, num_blocks: int) -> None:
+    def __init__(self, pool: KVPool, num_blocks: int, workers_here: int = 1) -> None:
         storages = [storage for storage in memory_of(pool.caches) if storage.nbytes() >= HUGE_PAGE]
         self._storages = storages  # they stay as long as their addresses are of use
         self._spans = [
             _Span(storage.data_ptr(), storage.nbytes(), storage.nbytes() // num_blocks)
             for storage in storages
         ]
+        self._reserve = RESERVE // workers_here // max(len(storages), 1)
         self._num_blocks_used = -1
         self._idle_since = math.inf
         # Unlike an event, it can be told something in a fork and by the garbage collector.
@@ -76,9 +78,8 @@ class PageReserve:
         quiet_in = self._idle_since + QUIET - time.monotonic()
         if quiet_in > 0:
             return min(quiet_in, QUIET)
-        reserve = RESERVE // max(len(self._spans), 1)
         for span in self._spans:
-            if span.take_page(self._num_blocks_used, reserve):
+            if span.take_page(self._num_blocks_used, self._reserve):
                 return 0
         return None
 

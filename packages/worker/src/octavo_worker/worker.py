@@ -238,7 +238,7 @@ class Worker:
             host_pool = self._make_kv_pool(num_host_blocks, torch.device("cpu"))
         self.runner.use_kv_pools(pool, host_pool)
         if self.device.type == "cpu":
-            self._page_reserve = PageReserve(pool, num_blocks)
+            self._page_reserve = PageReserve(pool, num_blocks, self._workers_here)
 
     def warm_up(self, on_progress: ProgressCallback) -> None:
         """Compile the kernels, and run prefill, decode and every kind of sampling once."""
