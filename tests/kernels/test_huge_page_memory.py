@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo_kernels import HugePageMemory, map_memory
+from octavo_kernels import HUGE_PAGE, HugePageMemory, huge_page_memory, map_memory, populate_memory
 
-HUGE_PAGE = 2 << 20
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -88,3 +87,29 @@ def test_a_kernel_without_huge_pages_is_none_the_wiser(monkeypatch):
 
 def test_nothing_takes_no_memory():
     assert map_memory(0).shape == (0,)
+
+
+def test_what_is_populated_is_in_memory_and_keeps_its_contents():
+    memory = map_memory(3 * HUGE_PAGE)
+    memory[5] = 7
+    before = _resident_bytes()
+    try:
+        populate_memory(memory.data_ptr(), len(memory))
+    except OSError:
+        pytest.skip("an old kernel, or another system")
+    assert _resident_bytes() - before >= 2 * HUGE_PAGE
+    assert memory[5] == 7
+    assert memory.sum() == 7
+
+
+@pytest.mark.parametrize(("name", "value"), [("_MADV_POPULATE_WRITE", 9999), ("_libc", None)])
+def test_a_system_that_can_not_populate_says_so(monkeypatch, name, value):
+    monkeypatch.setattr(huge_page_memory, name, value)
+    memory = map_memory(HUGE_PAGE)
+    with pytest.raises(OSError, match=r"[Ii]nvalid|[Ii]mplemented"):
+        populate_memory(memory.data_ptr(), len(memory))
+
+
+def test_what_is_not_mapped_can_not_be_populated():
+    with pytest.raises(OSError, match=r"memory|argument|implemented"):
+        populate_memory(1 << 46, HUGE_PAGE)

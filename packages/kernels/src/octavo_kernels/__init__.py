@@ -14,7 +14,7 @@ from octavo_kernels.filter_logits import filter_logits
 from octavo_kernels.fused_add_rms_norm import fused_add_rms_norm
 from octavo_kernels.fused_moe import Experts, fused_moe
 from octavo_kernels.gelu_and_mul import gelu_and_mul
-from octavo_kernels.huge_page_memory import HugePageMemory, map_memory
+from octavo_kernels.huge_page_memory import HUGE_PAGE, HugePageMemory, map_memory, populate_memory
 from octavo_kernels.layer_norm import layer_norm
 from octavo_kernels.mask_logits import TokenEntries, mask_logits
 from octavo_kernels.mla_decode import mla_decode
@@ -44,6 +44,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DEQUANTIZABLE_TYPES",
+    "HUGE_PAGE",
     "WEIGHT_KINDS",
     "AttentionMetadata",
     "BatchTables",
@@ -80,6 +81,7 @@ __all__ = [
     "pack_gptq_weight",
     "pack_weight",
     "paged_attention",
+    "populate_memory",
     "quantize_weight",
     "quantized_matmul",
     "rms_norm",

@@ -31,6 +31,7 @@ class InputBatch:
             that blocks have in the caches.
         block_step: What a block's id is multiplied by to get that number.
         num_blocks: ``[max_num_seqs]`` int64, of each group.
+        num_blocks_reached: Blocks of the pool up to the last that a slot has had, of any group.
         temperature, top_p, min_p: ``[max_num_seqs]`` float32. A temperature too low to be told
             from none is 0.
         log_min_p: ``[max_num_seqs]`` float32, logarithm of ``min_p``.
@@ -53,6 +54,7 @@ class InputBatch:
         ]
         self.block_step = 1
         self.num_blocks = np.zeros(max_num_seqs, np.int64)
+        self.num_blocks_reached = 0
         self.temperature = np.zeros(max_num_seqs, np.float32)
         self.top_p = np.ones(max_num_seqs, np.float32)
         self.min_p = np.zeros(max_num_seqs, np.float32)
@@ -140,6 +142,7 @@ class InputBatch:
             table[slot, first:last] = added
             table[slot, first:last] *= self.block_step
             self.block_tables[group] = table
+            self.num_blocks_reached = max(self.num_blocks_reached, max(added, default=-1) + 1)
         self.num_blocks[slot] = last
 
     def _set_sampling_params(self, slot: int, params: SamplingParams) -> None:

@@ -124,10 +124,15 @@ def allocate_kv_caches(
     return caches
 
 
+def memory_of(kv_caches: Sequence[KVCache]) -> list[torch.UntypedStorage]:
+    """Return the memory of a model's caches; what several layers share is there once."""
+    storages = [tensor.untyped_storage() for cache in kv_caches for tensor in cache]
+    return list({storage.data_ptr(): storage for storage in storages}.values())
+
+
 def total_bytes(kv_caches: Sequence[KVCache]) -> int:
     """Return the bytes of a model's caches; what several layers share counts once."""
-    storages = [tensor.untyped_storage() for cache in kv_caches for tensor in cache]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return sum(storage.nbytes() for storage in memory_of(kv_caches))
 
 
 def _shape(layer: LayerSpec) -> tuple[int, int, int]:

@@ -58,6 +58,7 @@ from octavo_worker.loading.progress_bar import ProgressBar
 from octavo_worker.memory import MemorySnapshot, available_cpu_memory, gib
 from octavo_worker.model_runner import ModelInput, ModelRunner
 from octavo_worker.models import KVCache, Model, has_definition
+from octavo_worker.page_reserve import PageReserve
 from octavo_worker.parallel_model import ParallelModel
 from octavo_worker.parallel_model_runner import ParallelModelRunner
 from octavo_worker.parallel_state import ParallelGroup, ParallelPlace
@@ -96,6 +97,7 @@ class Worker:
         )
         self._rendezvous = rendezvous
         self._group: ParallelGroup | None = None
+        self._page_reserve: PageReserve | None = None
         all_workers = config.parallel.world_size * config.parallel.data_parallel_size
         self._workers_here = workers_here or all_workers
         self._pooler = read_pooler_spec(config, spec)
@@ -235,9 +237,15 @@ class Worker:
             self._check_host_tier(num_bytes, num_bytes // num_blocks * num_host_blocks)
             host_pool = self._make_kv_pool(num_host_blocks, torch.device("cpu"))
         self.runner.use_kv_pools(pool, host_pool)
+        if self.device.type == "cpu":
+            self._page_reserve = PageReserve(pool, num_blocks, self._workers_here)
 
     def warm_up(self, on_progress: ProgressCallback) -> None:
         """Compile the kernels, and run prefill, decode and every kind of sampling once."""
+        self._warm_up(on_progress)
+        self._end_step()
+
+    def _warm_up(self, on_progress: ProgressCallback) -> None:
         if self.device.type == "cpu":
             self._compile_kernels(on_progress)
         if self._pooler is not None:
@@ -277,16 +285,26 @@ class Worker:
             scheduler_output: The step.
             outputs: For a stage of a pipeline before the last, what steps before it sampled.
         """
+        if self._page_reserve is not None:
+            self._page_reserve.begin_step()
         if isinstance(self.runner, ParallelModelRunner):
             self.runner.learn(outputs)
         self.runner.execute_model(scheduler_output)
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         """Sample from the oldest step not yet sampled."""
-        return self.runner.sample_tokens(grammar)
+        try:
+            return self.runner.sample_tokens(grammar)
+        finally:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if self._page_reserve is not None:
+            self._page_reserve.end_step(self.runner.batch.num_blocks_reached)
 
     def close(self) -> None:
-        """Let go of the other workers."""
+        """Let go of the other workers, and take no more memory."""
+        self._page_reserve = None
         if self._group is not None:
             self._group.close()
 

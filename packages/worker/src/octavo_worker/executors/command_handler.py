@@ -66,7 +66,7 @@ class CommandHandler:
             return messages.failure_of(error)
 
     def close(self) -> None:
-        """Let go of the other workers."""
+        """Let go of the other workers, and take no more memory."""
         self._worker.close()
 
     def _carry_out(self, command: messages.Command) -> messages.Reply | None:

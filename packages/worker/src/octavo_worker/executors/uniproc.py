@@ -83,6 +83,8 @@ class UniProcExecutor:
 
     def shutdown(self) -> None:
         """Let go of the model and the KV cache."""
+        if self._worker is not None:
+            self._worker.close()
         self._worker = None
 
     @property
