@@ -14,9 +14,9 @@ from queue import SimpleQueue
 from octavo_kernels import HUGE_PAGE, populate_memory
 from octavo_worker.kv_caches import KVPool, memory_of
 
-RESERVE = 256 << 20
-"""Bytes beyond the highest block so far: 11,000 tokens of the starter model, a crowd of 32 requests
-of 350 tokens each. Much more would be memory of which most servers never use any."""
+RESERVE = 128 << 20
+"""Bytes beyond the highest block so far: 5,700 tokens of the starter model, most of what a crowd of
+32 requests of 256 tokens takes. More would be much beside what a small model takes itself."""
 
 QUIET = 0.05
 """Seconds after a step before pages are taken: between two steps of a busy engine there are a few
