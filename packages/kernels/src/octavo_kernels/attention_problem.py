@@ -1,6 +1,6 @@
 """One call of the CPU kernels of attention, as the words in memory that they read.
 
-`octavo_kernels.cpu.attention` says what each word is; it is not imported here, since it
+`octavo_kernels.cpu.attention_plan` says what each word is; it is not imported here, since it
 imports numba.
 """
 
@@ -32,7 +32,7 @@ NO_WINDOW = 1 << 40
 PROBLEM_FORMAT = struct.Struct("<26q f4x f4x 2q")
 PROBLEM_WORDS = PROBLEM_FORMAT.size // 8
 
-plan_units = Kernel("attention.plan", "q")
+plan_units = Kernel("attention_plan.plan", "q")
 attend = {
     torch.float32: Kernel("attention.attend_f32", "q"),
     torch.bfloat16: Kernel("attention.attend_bf16", "q"),

@@ -7,21 +7,54 @@ merged in order. All of that depends on a query's position only, so its result i
 for bit in a decode step, in a prompt cut into any pieces, and on any number of threads: who
 computes a segment, and beside which other queries, changes nothing.
 
-A *unit* is what one thread computes at a time: some query tokens, one KV head with all its
-query heads (*rows* are token by token, head by head), and some segments. Units of one segment
-write partial results, which are merged after a barrier; that is how one long request keeps
-several threads busy.
-
-The tokens of a unit are consecutive ones of one prompt, or one of each of several requests
-that begin with the same blocks. As long as the blocks are the same their keys and values are
-read and converted once for all, as in Hydragen (Juravsky et al. 2024, arXiv 2402.05099) and
-ChunkAttention (Ye et al. 2024, arXiv 2402.15220); then each request goes on with its own.
-Requests stand in the order of their block tables, so those that have more in common are
-neighbours, and a tree of prefixes is read as one.
+What one thread computes at a time is a unit (`attention_plan.py`). As long as the tokens of a
+unit have the same blocks, their keys and values are read and converted once for all, as in
+Hydragen (Juravsky et al. 2024, arXiv 2402.05099) and ChunkAttention (Ye et al. 2024, arXiv
+2402.15220); then each request goes on with its own.
 """
 
 from __future__ import annotations
 
+from octavo_kernels.cpu.attention_plan import (
+    BLOCK_SIZE,
+    FIRST_SEGMENT,
+    FIRST_TOKEN,
+    HEAD_DIM,
+    INDEX,
+    IS_SPLIT,
+    KEY_SCALE,
+    KEYS,
+    KV_HEAD,
+    LAST_SEGMENT,
+    MAX_ROWS,
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    NUM_TOKENS,
+    NUM_UNITS,
+    OUTPUT,
+    PARTIALS,
+    POSITION,
+    QUERY,
+    SCALE,
+    SCRATCH,
+    SCRATCH_BYTES,
+    SEGMENT,
+    SHARED,
+    SINKS,
+    SOFT_CAP,
+    TABLE,
+    TASK,
+    TOKEN_BYTES,
+    UNIT_BYTES,
+    UNITS,
+    VALUE_DIM,
+    VALUE_SCALE,
+    VALUE_STRIDE,
+    VALUES,
+    WINDOW,
+    positions,
+    word,
+)
 from octavo_kernels.cpu.attention_tiles import (
     COLUMNS_AT_ONCE,
     KEYS_AT_ONCE,
@@ -74,33 +107,9 @@ from octavo_kernels.cpu.simd import (
 )
 from octavo_kernels.cpu.team import barrier, next_chunk, num_threads, rank
 
-SEGMENT = 256
-"""Positions of a segment. Merging one costs as much as half a position; a context of 512 and
-three KV heads are six units for two threads."""
-
-# Byte offsets of a problem's words of 8 bytes; `octavo_kernels.attention_problem` fills them.
-QUERY, KEYS, VALUES, OUTPUT, KEY_SCALE, VALUE_SCALE, SINKS = range(0, 56, 8)
-QUERY_START_LOC, SEQ_LENS, BLOCK_TABLES, TABLE_ROWS = range(56, 88, 8)
-TOKENS, UNITS, SCRATCH, PARTIALS = range(88, 120, 8)
-NUM_UNITS, NUM_REQUESTS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM = range(120, 168, 8)
-BLOCK_SIZE, TABLE_STRIDE, VALUE_STRIDE, WINDOW, MAX_ROWS = range(168, 208, 8)
-SCALE, SOFT_CAP, IS_SPLIT, SCRATCH_BYTES = range(208, 240, 8)
-
-# Of a query token's: where its request's block table is, its row of the query, its position, and
-# how many positions from the start on it has in common with the token before it.
-TABLE, INDEX, POSITION, SHARED = range(0, 32, 8)
-TOKEN_BYTES = 32
-
-# And of a unit's.
-FIRST_TOKEN, NUM_TOKENS, KV_HEAD, FIRST_SEGMENT, LAST_SEGMENT, TASK = range(0, 48, 8)
-UNIT_BYTES = 48
-
 GATHERED_ROWS = 24
 """More rows than this read a tile's keys and values from a float32 copy: the conversion is paid
 once. Up to here converting them again for every 3 or 4 rows takes 0.8 to 0.95 times as long."""
-
-SHARING_ROWS = 24
-"""Query rows of a unit of requests that share a prefix."""
 
 UNITS_TO_TAKE_AHEAD = 8
 """From so many units for each thread on, a thread takes one before it needs it, and so knows which
@@ -113,16 +122,8 @@ KEY_PLACES, VALUE_PLACES, LATER_PLACES = 0, TILE, 2 * TILE
 LATER_TABLE, LATER_HEAD, LATER_FIRST, LATER_LAST = range(4 * TILE, 4 * TILE + 32, 8)
 PLACES_BYTES = 5 * TILE
 
-ALL = 1 << 40
-"""More positions than there are."""
-
 EMPTY_MAXIMUM = -3.0e38
 """Maximum of no scores: finite, so that its difference to itself is 0 and not NaN."""
-
-
-@inline
-def _word(problem: int, offset: int) -> int:
-    return load_i64(problem + offset)
 
 
 @inline
@@ -130,202 +131,29 @@ def _exp(x: float) -> float:
     return first_lane(exp(splat_f32(x)))
 
 
-# ---- the plan -----------------------------------------------------------------------------
-
-
-@jit
-def plan(_thread: int, problem: int) -> None:
-    """Write the tokens and units of a step: the same for all layers of one kind of attention.
-
-    Prompts come first, and of each the late tokens: they have most to do, and what is left for
-    the end is small. `TOKENS` and `UNITS` have room for all of them. `MAX_ROWS` is how many query
-    rows a unit may have, and afterwards how many the largest one has.
-    """
-    starts, tokens = _word(problem, QUERY_START_LOC), _word(problem, TOKENS)
-    store_i64(problem + NUM_UNITS, 0)
-    task, most = 0, _rows_to_tokens(problem, _word(problem, MAX_ROWS))
-    store_i64(problem + MAX_ROWS, 0)
-    for request in range(_word(problem, NUM_REQUESTS)):
-        count = load_i32(starts + 4 * request + 4) - load_i32(starts + 4 * request)
-        if count > 1:
-            task = _plan_prompt(problem, request, tokens, most, task)
-            tokens += count * TOKEN_BYTES
-    count = 0
-    for request in range(_word(problem, NUM_REQUESTS)):
-        if load_i32(starts + 4 * request + 4) - load_i32(starts + 4 * request) == 1:
-            _insert_token(problem, request, tokens, count)
-            count += 1
-    _plan_single_tokens(problem, tokens, count, most, task)
-
-
-@inline
-def _rows_to_tokens(problem: int, rows: int) -> int:
-    """How many tokens have so many query rows of one KV head, at least 1."""
-    return max(rows * _word(problem, NUM_KV_HEADS) // _word(problem, NUM_HEADS), 1)
-
-
-@jit
-def _write_token(problem: int, request: int, index: int, token: int) -> None:
-    """Write a request's query token, given its row of the query."""
-    row = request
-    if _word(problem, TABLE_ROWS):
-        row = load_i64(_word(problem, TABLE_ROWS) + 8 * request)
-    end = load_i32(_word(problem, QUERY_START_LOC) + 4 * request + 4)
-    position = load_i32(_word(problem, SEQ_LENS) + 4 * request) - (end - index)
-    table = _word(problem, BLOCK_TABLES) + row * _word(problem, TABLE_STRIDE) * 4
-    store_i64(token + TABLE, table)
-    store_i64(token + INDEX, index)
-    store_i64(token + POSITION, position)
-    store_i64(token + SHARED, ALL)
-
-
-@jit
-def _plan_prompt(problem: int, request: int, tokens: int, most: int, task: int) -> int:
-    """Divide several tokens of a request into units; return the number of the next task."""
-    start = load_i32(_word(problem, QUERY_START_LOC) + 4 * request)
-    count = load_i32(_word(problem, QUERY_START_LOC) + 4 * request + 4) - start
-    for i in range(count):
-        _write_token(problem, request, start + i, tokens + i * TOKEN_BYTES)
-    for first in range((count - 1) // most * most, -1, -most):
-        task = _add_units(problem, tokens + first * TOKEN_BYTES, min(most, count - first), task)
-    return task
-
-
-@jit
-def _insert_token(problem: int, request: int, tokens: int, count: int) -> None:
-    """Add a request's only token to `count` others, in the order of their block tables."""
-    index = load_i32(_word(problem, QUERY_START_LOC) + 4 * request)
-    new = tokens + count * TOKEN_BYTES
-    _write_token(problem, request, index, new)
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if _is_before(problem, new, tokens + middle * TOKEN_BYTES):
-            high = middle
-        else:
-            low = middle + 1
-    for offset in range(0, TOKEN_BYTES, 8):
-        moved = load_i64(new + offset)
-        for at in range(new + offset, tokens + low * TOKEN_BYTES + offset, -TOKEN_BYTES):
-            store_i64(at, load_i64(at - TOKEN_BYTES))
-        store_i64(tokens + low * TOKEN_BYTES + offset, moved)
-
-
-@jit
-def _num_same_blocks(problem: int, token: int, other: int) -> int:
-    """How many blocks two requests have in common, from the first on."""
-    end = min(_word(token, POSITION), _word(other, POSITION)) // _word(problem, BLOCK_SIZE) + 1
-    table, other_table = _word(token, TABLE), _word(other, TABLE)
-    count = 0
-    while count < end and load_i32(table + 4 * count) == load_i32(other_table + 4 * count):
-        count += 1
-    return count
-
-
-@jit
-def _is_before(problem: int, token: int, other: int) -> bool:
-    """Whether a token's block table comes before another's in lexicographic order."""
-    count = _num_same_blocks(problem, token, other)
-    position, other_position = _word(token, POSITION), _word(other, POSITION)
-    if count * _word(problem, BLOCK_SIZE) > min(position, other_position):
-        return position < other_position
-    return load_i32(_word(token, TABLE) + 4 * count) < load_i32(_word(other, TABLE) + 4 * count)
-
-
-@jit
-def _plan_single_tokens(problem: int, tokens: int, count: int, most: int, task: int) -> None:
-    """Divide tokens of as many requests into units of those that have a tile to share."""
-    most = min(most, _rows_to_tokens(problem, SHARING_ROWS))
-    first = 0
-    while first < count:
-        last = first + 1
-        while last < count and _find_shared(problem, tokens + last * TOKEN_BYTES):
-            last += 1
-        task = _plan_sharing(problem, tokens + first * TOKEN_BYTES, last - first, most, task)
-        first = last
-
-
-@jit
-def _find_shared(problem: int, token: int) -> bool:
-    """Note what a token shares with the one before it; return whether it sees a tile of that."""
-    before = token - TOKEN_BYTES
-    shared = _num_same_blocks(problem, token, before) * _word(problem, BLOCK_SIZE)
-    shared = min(shared, _word(token, POSITION) + 1, _word(before, POSITION) + 1)
-    store_i64(token + SHARED, shared)
-    first_seen = max(_word(token, POSITION) - _word(problem, WINDOW) + 1, 0)
-    return shared // TILE * TILE > first_seen
-
-
-@jit
-def _plan_sharing(problem: int, tokens: int, count: int, most: int, task: int) -> int:
-    """Divide tokens that share a prefix into units of about one size."""
-    pieces = (count + most - 1) // most
-    first = 0
-    for piece in range(pieces):
-        last = count * (piece + 1) // pieces
-        task = _add_units(problem, tokens + first * TOKEN_BYTES, last - first, task)
-        first = last
-    return task
-
-
-@jit
-def _add_units(problem: int, tokens: int, count: int, task: int) -> int:
-    """Add the units of some tokens, one task for each KV head; return the next task's number."""
-    rows = count * _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
-    store_i64(problem + MAX_ROWS, max(_word(problem, MAX_ROWS), rows))
-    lowest_position, highest_position = _positions(tokens, count)
-    first_segment = max(lowest_position - _word(problem, WINDOW) + 1, 0) // SEGMENT
-    last_segment = highest_position // SEGMENT + 1
-    step = 1 if _word(problem, IS_SPLIT) else last_segment - first_segment
-    num_units = _word(problem, NUM_UNITS)
-    for head in range(_word(problem, NUM_KV_HEADS)):
-        for segment in range(first_segment, last_segment, step):
-            unit = _word(problem, UNITS) + num_units * UNIT_BYTES
-            store_i64(unit + FIRST_TOKEN, tokens)
-            store_i64(unit + NUM_TOKENS, count)
-            store_i64(unit + KV_HEAD, head)
-            store_i64(unit + FIRST_SEGMENT, segment)
-            store_i64(unit + LAST_SEGMENT, segment + step)
-            store_i64(unit + TASK, task + head)
-            num_units += 1
-    store_i64(problem + NUM_UNITS, num_units)
-    return task + _word(problem, NUM_KV_HEADS)
-
-
-@jit
-def _positions(tokens: int, count: int) -> tuple[int, int]:
-    """Lowest and highest position of some tokens."""
-    lowest_position = highest_position = _word(tokens, POSITION)
-    for i in range(1, count):
-        position = _word(tokens + i * TOKEN_BYTES, POSITION)
-        lowest_position = min(lowest_position, position)
-        highest_position = max(highest_position, position)
-    return lowest_position, highest_position
-
-
 # ---- states: maximum and sum of each row, and the weighted sum of its values ---------------
 
 
 @inline
 def _state_bytes(problem: int) -> int:
-    return _word(problem, MAX_ROWS) * (_word(problem, VALUE_DIM) + 2) * 4
+    return word(problem, MAX_ROWS) * (word(problem, VALUE_DIM) + 2) * 4
 
 
 @inline
 def _tiles(problem: int, scratch: int) -> int:
     """What a tile is worked on with: behind two states and the rows of the query."""
-    query_bytes = _word(problem, MAX_ROWS) * _word(problem, HEAD_DIM) * 4
+    query_bytes = word(problem, MAX_ROWS) * word(problem, HEAD_DIM) * 4
     return scratch + 2 * _state_bytes(problem) + query_bytes
 
 
 @inline
 def _maxima(problem: int, state: int) -> int:
-    return state + _word(problem, MAX_ROWS) * _word(problem, VALUE_DIM) * 4
+    return state + word(problem, MAX_ROWS) * word(problem, VALUE_DIM) * 4
 
 
 @inline
 def _totals(problem: int, state: int) -> int:
-    return _maxima(problem, state) + _word(problem, MAX_ROWS) * 4
+    return _maxima(problem, state) + word(problem, MAX_ROWS) * 4
 
 
 @jit
@@ -334,7 +162,7 @@ def _clear(problem: int, state: int, rows: int) -> None:
     for row in range(rows):
         store_f32(maxima + 4 * row, EMPTY_MAXIMUM)
         store_f32(totals + 4 * row, 0.0)
-    for i in range(rows * _word(problem, VALUE_DIM) // 8):
+    for i in range(rows * word(problem, VALUE_DIM) // 8):
         store_f32x8(state + 32 * i, zero_f32x8())
 
 
@@ -348,7 +176,7 @@ def _rescale(values: int, factor: float, dim: int) -> None:
 @jit
 def _merge(problem: int, into: int, state: int, rows: int) -> None:
     """Add a segment's state to that of the segments before it."""
-    dim = _word(problem, VALUE_DIM)
+    dim = word(problem, VALUE_DIM)
     for row in range(rows):
         maximum_at, total_at = _maxima(problem, into) + 4 * row, _totals(problem, into) + 4 * row
         mine, other = load_f32(maximum_at), load_f32(_maxima(problem, state) + 4 * row)
@@ -367,11 +195,11 @@ def _merge(problem: int, into: int, state: int, rows: int) -> None:
 @jit
 def _finish(problem: int, unit: int, state: int) -> None:
     """Divide by the sums, and write the unit's rows of the output."""
-    dim, num_heads = _word(problem, VALUE_DIM), _word(problem, NUM_HEADS)
-    group = num_heads // _word(problem, NUM_KV_HEADS)
-    first_head = _word(unit, KV_HEAD) * group
-    sinks = _word(problem, SINKS)
-    for row in range(_word(unit, NUM_TOKENS) * group):
+    dim, num_heads = word(problem, VALUE_DIM), word(problem, NUM_HEADS)
+    group = num_heads // word(problem, NUM_KV_HEADS)
+    first_head = word(unit, KV_HEAD) * group
+    sinks = word(problem, SINKS)
+    for row in range(word(unit, NUM_TOKENS) * group):
         head = first_head + row % group
         total = load_f32(_totals(problem, state) + 4 * row)
         factor = 1.0 / total
@@ -380,8 +208,8 @@ def _finish(problem: int, unit: int, state: int) -> None:
             larger = sink if sink > highest else highest
             keep = _exp(highest - larger)
             factor = keep / (total * keep + _exp(sink - larger))
-        index = _word(_word(unit, FIRST_TOKEN) + row // group * TOKEN_BYTES, INDEX)
-        output = _word(problem, OUTPUT) + (index * num_heads + head) * dim * 4
+        index = word(word(unit, FIRST_TOKEN) + row // group * TOKEN_BYTES, INDEX)
+        output = word(problem, OUTPUT) + (index * num_heads + head) * dim * 4
         factors = splat_f32(factor)
         for i in range(dim // 8):
             values = load_f32x8(state + row * dim * 4 + 32 * i)
@@ -397,14 +225,14 @@ def _find_places(
 ) -> None:
     """Note where the keys and values of some positions of a tile are, for every 8 of them."""
     key_step, value_step = _key_step(problem, kind), _value_step(problem, kind)
-    block_size = _word(problem, BLOCK_SIZE)
+    block_size = word(problem, BLOCK_SIZE)
     index, offset = first // block_size, first % block_size
     for position in range(first, last, 8):
         block = load_i32(table + index * 4)
-        slot = (block * _word(problem, NUM_KV_HEADS) + head) * block_size + offset
+        slot = (block * word(problem, NUM_KV_HEADS) + head) * block_size + offset
         at = places + position % TILE
-        store_i64(at + KEY_PLACES, _word(problem, KEYS) + slot * key_step)
-        store_i64(at + VALUE_PLACES, _word(problem, VALUES) + slot * value_step)
+        store_i64(at + KEY_PLACES, word(problem, KEYS) + slot * key_step)
+        store_i64(at + VALUE_PLACES, word(problem, VALUES) + slot * value_step)
         offset += 8
         if offset == block_size:
             index, offset = index + 1, 0
@@ -412,12 +240,12 @@ def _find_places(
 
 @inline
 def _key_step(problem: int, kind: int) -> int:
-    return _word(problem, HEAD_DIM) * item_bytes(kind)
+    return word(problem, HEAD_DIM) * item_bytes(kind)
 
 
 @inline
 def _value_step(problem: int, kind: int) -> int:
-    return _word(problem, VALUE_STRIDE) * item_bytes(kind)
+    return word(problem, VALUE_STRIDE) * item_bytes(kind)
 
 
 @jit
@@ -434,19 +262,19 @@ def _find_later_places(
     for at in range(places + LATER_PLACES, places + 2 * LATER_PLACES, 32):
         store_f32x8(at, zero_f32x8())
     store_i64(places + LATER_TABLE, 0)
-    tokens, head = _word(unit, FIRST_TOKEN), _word(unit, KV_HEAD)
-    if token == _word(unit, NUM_TOKENS):
+    tokens, head = word(unit, FIRST_TOKEN), word(unit, KV_HEAD)
+    if token == word(unit, NUM_TOKENS):
         token, tile = 0, tile + TILE
     later = tokens + token * TOKEN_BYTES
-    if tile > _word(later, POSITION) or tile == _word(unit, LAST_SEGMENT) * SEGMENT:
+    if tile > word(later, POSITION) or tile == word(unit, LAST_SEGMENT) * SEGMENT:
         if not next_unit:
             return
-        later, head = _word(next_unit, FIRST_TOKEN), _word(next_unit, KV_HEAD)
-        first_seen = max(_word(later, POSITION) - _word(problem, WINDOW) + 1, 0)
-        tile = max(_word(next_unit, FIRST_SEGMENT) * SEGMENT, first_seen // TILE * TILE)
-    last = min(tile + TILE, _word(later, POSITION) + 1)
-    _find_places(problem, _word(later, TABLE), head, tile, last, places + LATER_PLACES, kind)
-    store_i64(places + LATER_TABLE, _word(later, TABLE))
+        later, head = word(next_unit, FIRST_TOKEN), word(next_unit, KV_HEAD)
+        first_seen = max(word(later, POSITION) - word(problem, WINDOW) + 1, 0)
+        tile = max(word(next_unit, FIRST_SEGMENT) * SEGMENT, first_seen // TILE * TILE)
+    last = min(tile + TILE, word(later, POSITION) + 1)
+    _find_places(problem, word(later, TABLE), head, tile, last, places + LATER_PLACES, kind)
+    store_i64(places + LATER_TABLE, word(later, TABLE))
     store_i64(places + LATER_HEAD, head)
     store_i64(places + LATER_FIRST, tile)
     store_i64(places + LATER_LAST, last)
@@ -488,7 +316,7 @@ def _score_keys(
     Along the way the keys at `later` are asked for, if it is not 0, a few lines at a time: a CPU
     waits where it is asked for more lines than it can keep track of (some 20).
     """
-    dim, key_step = _word(problem, HEAD_DIM), _key_step(problem, kind)
+    dim, key_step = word(problem, HEAD_DIM), _key_step(problem, kind)
     row = 0
     while row < rows:
         step = min(rows - row, ROWS_AT_ONCE)
@@ -521,7 +349,7 @@ def _weigh_values(
 
     Values lie `step` bytes apart. Along the way those at `later` are asked for, if it is not 0.
     """
-    dim, column = _word(problem, VALUE_DIM), 0
+    dim, column = word(problem, VALUE_DIM), 0
     while column < dim:
         offset, left, row = column * item_bytes(kind), dim - column, 0
         while row < rows:
@@ -553,7 +381,7 @@ def _copy_tile(problem: int, places: int, first: int, last: int, copies: int, ki
 
     Along the way the later ones are asked for.
     """
-    dim, value_dim = _word(problem, HEAD_DIM), _word(problem, VALUE_DIM)
+    dim, value_dim = word(problem, HEAD_DIM), word(problem, VALUE_DIM)
     key_step, value_step = _key_step(problem, kind), _value_step(problem, kind)
     later = places + LATER_PLACES
     for i in range(first, last, 8):
@@ -572,9 +400,9 @@ def _copy_scales(problem: int, places: int, first: int, last: int, copies: int, 
     """Bring the scales of keys and values of a tile together."""
     key_step = _key_step(problem, kind)
     for i in range(first, last, 8):
-        slot = (load_i64(places + i + KEY_PLACES) - _word(problem, KEYS)) // key_step
-        store_f32x8(copies + 4 * i, load_f32x8(_word(problem, KEY_SCALE) + 4 * slot))
-        scales = load_f32x8(_word(problem, VALUE_SCALE) + 4 * slot)
+        slot = (load_i64(places + i + KEY_PLACES) - word(problem, KEYS)) // key_step
+        store_f32x8(copies + 4 * i, load_f32x8(word(problem, KEY_SCALE) + 4 * slot))
+        scales = load_f32x8(word(problem, VALUE_SCALE) + 4 * slot)
         store_f32x8(copies + 4 * (TILE + i), scales)
 
 
@@ -615,7 +443,7 @@ def _soften(
     store_f32(maximum_at, after)
     store_f32(total_at, load_f32(total_at) * keep + hsum(total))
     if keep != 1.0:
-        dim = _word(problem, VALUE_DIM)
+        dim = word(problem, VALUE_DIM)
         _rescale(state + row * dim * 4, keep, dim)
 
 
@@ -639,11 +467,11 @@ def _attend_tile(
     kind: int,
 ) -> None:
     """Bring the state of a unit's rows over one tile of positions."""
-    tokens, num_tokens = _word(unit, FIRST_TOKEN), _word(unit, NUM_TOKENS)
+    tokens, num_tokens = word(unit, FIRST_TOKEN), word(unit, NUM_TOKENS)
     first = 0
     while first < num_tokens:
         last = first + 1
-        while last < num_tokens and _word(tokens + last * TOKEN_BYTES, SHARED) >= tile + TILE:
+        while last < num_tokens and word(tokens + last * TOKEN_BYTES, SHARED) >= tile + TILE:
             last += 1
         _attend_shared(problem, unit, next_unit, first, last, tile, query, state, scratch, kind)
         first = last
@@ -663,19 +491,19 @@ def _attend_shared(
     kind: int,
 ) -> None:
     """Do it for some of its tokens, which have the tile's keys in common."""
-    group = _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
-    dim, value_dim = _word(problem, HEAD_DIM), _word(problem, VALUE_DIM)
-    window = _word(problem, WINDOW)
-    tokens = _word(unit, FIRST_TOKEN) + first_token * TOKEN_BYTES
+    group = word(problem, NUM_HEADS) // word(problem, NUM_KV_HEADS)
+    dim, value_dim = word(problem, HEAD_DIM), word(problem, VALUE_DIM)
+    window = word(problem, WINDOW)
+    tokens = word(unit, FIRST_TOKEN) + first_token * TOKEN_BYTES
     num_tokens, first_row = last_token - first_token, first_token * group
     rows = num_tokens * group
-    lowest_position, highest_position = _positions(tokens, num_tokens)
+    lowest_position, highest_position = positions(tokens, num_tokens)
     first, last = max(tile, lowest_position - window + 1), min(tile + TILE, highest_position + 1)
     if first >= last:
         return
     # Whole vectors of 8 positions are scored: of the same block, and dropped again.
     whole_first, whole_last = first & ~7, (last + 7) & ~7
-    table, head = _word(tokens, TABLE), _word(unit, KV_HEAD)
+    table, head = word(tokens, TABLE), word(unit, KV_HEAD)
     places, later = scratch, scratch + LATER_PLACES
     if _are_later_places(places, table, head, whole_first, last):
         for at in range(places, places + LATER_PLACES, 32):
@@ -685,13 +513,13 @@ def _attend_shared(
     _find_later_places(problem, unit, next_unit, last_token, tile, places, kind)
     whole_first, whole_last = whole_first - tile, whole_last - tile
     scales, scores = 0, scratch + PLACES_BYTES + 2 * TILE * 4
-    if _word(problem, KEY_SCALE):
+    if word(problem, KEY_SCALE):
         scales = scratch + PLACES_BYTES
         _copy_scales(problem, places, whole_first, whole_last, scales, kind)
     gathered = rows > GATHERED_ROWS
     query += first_row * dim * 4
     if gathered:
-        copies = scores + _word(problem, MAX_ROWS) * TILE * 4
+        copies = scores + word(problem, MAX_ROWS) * TILE * 4
         _copy_tile(problem, places, whole_first, whole_last, copies, kind)
         _score_keys(
             problem,
@@ -720,7 +548,7 @@ def _attend_shared(
             later_bytes,
         )
     for row in range(rows):
-        own = _word(tokens + row // group * TOKEN_BYTES, POSITION)
+        own = word(tokens + row // group * TOKEN_BYTES, POSITION)
         row_first, row_last = max(first, own - window + 1) - tile, min(last, own + 1) - tile
         if row_first < row_last:
             at = scores + row * TILE * 4
@@ -729,7 +557,7 @@ def _attend_shared(
     together = lowest_position + 1 >= last and highest_position - window + 1 <= first
     step = num_tokens if together else 1
     for token in range(0, num_tokens, step):
-        own = _word(tokens + token * TOKEN_BYTES, POSITION)
+        own = word(tokens + token * TOKEN_BYTES, POSITION)
         seen_first, seen_last = max(first, own - window + 1) - tile, min(last, own + 1) - tile
         if together:
             seen_first, seen_last = first - tile, last - tile
@@ -771,13 +599,13 @@ def _attend_shared(
 @jit
 def _copy_queries(problem: int, unit: int, copies: int) -> int:
     """Return where the unit's rows lie one after the other: a single token's do already."""
-    num_heads, dim = _word(problem, NUM_HEADS), _word(problem, HEAD_DIM)
-    group = num_heads // _word(problem, NUM_KV_HEADS)
-    tokens, num_tokens = _word(unit, FIRST_TOKEN), _word(unit, NUM_TOKENS)
+    num_heads, dim = word(problem, NUM_HEADS), word(problem, HEAD_DIM)
+    group = num_heads // word(problem, NUM_KV_HEADS)
+    tokens, num_tokens = word(unit, FIRST_TOKEN), word(unit, NUM_TOKENS)
     for token in range(num_tokens):
-        first_head = _word(tokens + token * TOKEN_BYTES, INDEX) * num_heads
-        first_head += _word(unit, KV_HEAD) * group
-        query = _word(problem, QUERY) + first_head * dim * 4
+        first_head = word(tokens + token * TOKEN_BYTES, INDEX) * num_heads
+        first_head += word(unit, KV_HEAD) * group
+        query = word(problem, QUERY) + first_head * dim * 4
         if num_tokens == 1:
             return query
         for i in range(group * dim // 8):
@@ -789,17 +617,17 @@ def _copy_queries(problem: int, unit: int, copies: int) -> int:
 @jit
 def _attend_unit(problem: int, index: int, next_index: int, scratch: int, kind: int) -> None:
     """Compute a unit, and ask for what the next one reads first, if that is known and not 0."""
-    unit = _word(problem, UNITS) + index * UNIT_BYTES
-    next_unit = _word(problem, UNITS) + next_index * UNIT_BYTES if next_index else 0
-    rows = _word(unit, NUM_TOKENS) * _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
+    unit = word(problem, UNITS) + index * UNIT_BYTES
+    next_unit = word(problem, UNITS) + next_index * UNIT_BYTES if next_index else 0
+    rows = word(unit, NUM_TOKENS) * word(problem, NUM_HEADS) // word(problem, NUM_KV_HEADS)
     merged, tiles = scratch, _tiles(problem, scratch)
     state = merged + _state_bytes(problem)
     queries = state + _state_bytes(problem)
     query = _copy_queries(problem, unit, queries)
-    first, last = _word(unit, FIRST_SEGMENT), _word(unit, LAST_SEGMENT)
-    split = _word(problem, IS_SPLIT)
+    first, last = word(unit, FIRST_SEGMENT), word(unit, LAST_SEGMENT)
+    split = word(problem, IS_SPLIT)
     if split:
-        state = _word(problem, PARTIALS) + index * _state_bytes(problem)
+        state = word(problem, PARTIALS) + index * _state_bytes(problem)
     elif last - first > 1:
         _clear(problem, merged, rows)
     for segment in range(first, last):
@@ -815,17 +643,17 @@ def _attend_unit(problem: int, index: int, next_index: int, scratch: int, kind: 
 @jit
 def _merge_task(problem: int, index: int, scratch: int) -> None:
     """Merge the partial results of the task that begins with a unit, if one does."""
-    unit = _word(problem, UNITS) + index * UNIT_BYTES
-    task = _word(unit, TASK)
-    if index > 0 and _word(unit - UNIT_BYTES, TASK) == task:
+    unit = word(problem, UNITS) + index * UNIT_BYTES
+    task = word(unit, TASK)
+    if index > 0 and word(unit - UNIT_BYTES, TASK) == task:
         return
-    rows = _word(unit, NUM_TOKENS) * _word(problem, NUM_HEADS) // _word(problem, NUM_KV_HEADS)
+    rows = word(unit, NUM_TOKENS) * word(problem, NUM_HEADS) // word(problem, NUM_KV_HEADS)
     _clear(problem, scratch, rows)
     at = index
-    while at < _word(problem, NUM_UNITS):
-        if _word(_word(problem, UNITS) + at * UNIT_BYTES, TASK) != task:
+    while at < word(problem, NUM_UNITS):
+        if word(word(problem, UNITS) + at * UNIT_BYTES, TASK) != task:
             break
-        _merge(problem, scratch, _word(problem, PARTIALS) + at * _state_bytes(problem), rows)
+        _merge(problem, scratch, word(problem, PARTIALS) + at * _state_bytes(problem), rows)
         at += 1
     _finish(problem, unit, scratch)
 
@@ -839,14 +667,14 @@ def attend(thread: int, problem: int, kind: int) -> None:
         problem: Address of the words `QUERY` to `IS_SPLIT`, planned.
         kind: Type of the caches, see `octavo_kernels.cpu.kv_types`.
     """
-    num_units = _word(problem, NUM_UNITS)
-    scratch = _word(problem, SCRATCH) + rank(thread) * _word(problem, SCRATCH_BYTES)
+    num_units = word(problem, NUM_UNITS)
+    scratch = word(problem, SCRATCH) + rank(thread) * word(problem, SCRATCH_BYTES)
     # What is known of later places is of another layer.
     store_i64(_tiles(problem, scratch) + LATER_TABLE, 0)
     enough = UNITS_TO_TAKE_AHEAD * num_threads(thread)
     is_ahead = num_units >= enough
     # All heads of some tokens lie side by side, so one thread should read them.
-    step = _word(problem, NUM_KV_HEADS)
+    step = word(problem, NUM_KV_HEADS)
     if num_units < enough * step:
         step = 1
     first = next_chunk(thread) * step
@@ -858,7 +686,7 @@ def attend(thread: int, problem: int, kind: int) -> None:
             next_index = next_index if next_index < num_units else 0
             _attend_unit(problem, index, next_index, scratch, kind)
         first = following if is_ahead else next_chunk(thread) * step
-    if _word(problem, IS_SPLIT):
+    if word(problem, IS_SPLIT):
         barrier(thread)
         index = next_chunk(thread)
         while index < num_units:

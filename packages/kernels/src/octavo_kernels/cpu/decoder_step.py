@@ -11,7 +11,7 @@ What it works on is described by words of 8 bytes; `octavo_kernels.decoder_step`
 
 from __future__ import annotations
 
-from octavo_kernels.cpu.attention import IS_SPLIT, MAX_ROWS, NUM_REQUESTS, NUM_UNITS
+from octavo_kernels.cpu.attention_plan import IS_SPLIT, MAX_ROWS, NUM_REQUESTS, NUM_UNITS
 from octavo_kernels.cpu.decoder import (
     HIDDEN,
     HIDDEN_SIZE,
