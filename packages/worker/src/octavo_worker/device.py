@@ -233,8 +233,8 @@ def use_cpu_threads(wanted: int | None, num_workers: int = 1) -> int:
     usable = num_usable_cpus()
     if wanted is not None and wanted > usable:
         logger.warning(
-            "cpu_threads is %d, but this process may use %d CPUs; threads that have none hold the "
-            "others up",
+            "cpu_threads is %d, but this process may use %d CPUs; more threads than CPUs make it "
+            "slower",
             wanted,
             usable,
         )
