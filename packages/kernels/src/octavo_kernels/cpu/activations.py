@@ -7,9 +7,9 @@ that a kernel needs one address for each row, not four: with four rows at once, 
 did not fit the registers.
 
 Four blocks are quantized together, a half of a block being a vector: what is reduced over a
-block is a quarter of a vector then, and costs a third of what it costs block by block. All of a
-row gets its scales first: in one pass with the rounding a row took half as long again, as the
-way from a block's numbers to its scale is long and a CPU's window holds little else meanwhile.
+block is a quarter of a vector then, with half the instructions. All of a row gets its scales
+first: in one pass with the rounding it took half as long again, as the way from a block's
+numbers to its scale is long, and a CPU's window holds little else meanwhile.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 An operation is an LLVM instruction or a few of them, so a kernel stays Python source
 and runs what a C++ author would get from intrinsics. Addresses are int64, in bytes,
-and need no alignment. Vectors have 8 lanes of 32 bits, those of products 16; LLVM splits
-them where registers are narrower.
+and need no alignment. Vectors have 8 or 16 lanes of 32 bits; LLVM splits them where
+registers are narrower.
 
 All of it is portable IR but one thing, the dot product of bytes, which no plain IR
 turns into the right instruction: `LOWERING` names how it is done here. Its results are
