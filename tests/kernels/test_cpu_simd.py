@@ -44,7 +44,7 @@ def test_every_bit_pattern_converts_like_torch(load, dtype, bits):
 
 @pytest.mark.parametrize(
     ("store", "dtype"),
-    [(simd.store_f16x8, torch.float16), (simd.store_bf16x8, torch.bfloat16)],
+    [(simd.store_as_f16, torch.float16), (simd.store_as_bf16, torch.bfloat16)],
     ids=["f16", "bf16"],
 )
 def test_rounding_is_torchs(store, dtype):

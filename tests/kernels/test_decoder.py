@@ -70,6 +70,17 @@ def test_types_of_the_cache(dtype):
     _assert_same(*_both(make_decoder(), REQUESTS["mixed"], dtype))
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim", "kind"),
+    [(24, 16, "f32"), (40, 16, "f32"), (32, 32, "q4_0"), (48, 16, "q4_0"), (80, 80, "q4_0")],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_heads_of_other_sizes(head_dim, rotary_dim, kind, dtype, monkeypatch):
+    monkeypatch.setattr("support.tiny_decoder.HEAD_DIM", head_dim)
+    decoder = make_decoder((kind,) * 5, rotary_dim=rotary_dim)
+    _assert_same(*_both(decoder, REQUESTS["mixed"], dtype))
+
+
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
 def test_activations(activation):
     _assert_same(*_both(make_decoder(activation=activation), REQUESTS["mixed"]))

@@ -13,7 +13,9 @@ What it works on is described by words of 8 bytes; `octavo_kernels.decoder` fill
 
 from __future__ import annotations
 
-from octavo_kernels.cpu.activations import quantize_block, quantize_row, quantized_bytes
+from typing import Any
+
+from octavo_kernels.cpu.activations import quantize_row, quantized_bytes
 from octavo_kernels.cpu.gated import gated_row
 from octavo_kernels.cpu.jit import inline, jit
 from octavo_kernels.cpu.norms import rms_norm_row
@@ -21,13 +23,15 @@ from octavo_kernels.cpu.simd import (
     add,
     load_f32,
     load_f32x8,
+    load_f32x16,
     load_i32,
     load_i64,
     mul,
-    store_bf16x8,
-    store_f16x8,
+    store_as_bf16,
+    store_as_f16,
     store_f32x8,
     store_i64,
+    store_lanes,
     sub,
 )
 from octavo_kernels.cpu.team import barrier, call_entry, next_chunk, num_threads, rank
@@ -156,25 +160,48 @@ def prepare(thread: int, decoder: int, source: int, norm: int, parts: int) -> No
 
 @inline
 def store_cache(where: int, index: int, value: object, kind: int) -> None:
-    """Store 8 numbers as those from number `index` on of a cache."""
+    """Store 8 or 16 numbers as those from number `index` on of a cache."""
     if kind == CACHE_F32:
-        store_f32x8(where + 4 * index, value)
+        store_lanes(where + 4 * index, value)
     elif kind == CACHE_BF16:
-        store_bf16x8(where + 2 * index, value)
+        store_as_bf16(where + 2 * index, value)
     else:
-        store_f16x8(where + 2 * index, value)
+        store_as_f16(where + 2 * index, value)
 
 
-@jit
-def rotate(head: int, cos_sin: int, rotary_dim: int) -> None:
-    """Rotate one head in place; components half of `rotary_dim` apart are pairs."""
+@inline
+def turn(x: Any, y: Any, cos: Any, sin: Any) -> Any:
+    """Rotate pairs. Rounded like the torch twin: products first."""
+    return sub(mul(x, cos), mul(y, sin)), add(mul(y, cos), mul(x, sin))
+
+
+@inline
+def write_head(
+    head: int, cos_sin: int, rotary_dim: int, dim: int, where: int, index: int, kind: int
+) -> None:
+    """Write a head as the numbers from `index` on of a cache, its first `rotary_dim` rotated.
+
+    Components half of `rotary_dim` apart are pairs.
+    """
     half = rotary_dim // 2
-    for i in range(0, half, 8):
-        cos, sin = load_f32x8(cos_sin + 4 * i), load_f32x8(cos_sin + 4 * (half + i))
-        x, y = load_f32x8(head + 4 * i), load_f32x8(head + 4 * (half + i))
-        # Rounded like the torch twin: products first.
-        store_f32x8(head + 4 * i, sub(mul(x, cos), mul(y, sin)))
-        store_f32x8(head + 4 * (half + i), add(mul(y, cos), mul(x, sin)))
+    sines, others = cos_sin + 4 * half, head + 4 * half
+    whole = half // 16 * 16
+    for i in range(0, whole, 16):
+        x, y = load_f32x16(head + 4 * i), load_f32x16(others + 4 * i)
+        x, y = turn(x, y, load_f32x16(cos_sin + 4 * i), load_f32x16(sines + 4 * i))
+        store_cache(where, index + i, x, kind)
+        store_cache(where, index + half + i, y, kind)
+    if whole < half:
+        at = 4 * whole
+        x8, y8 = load_f32x8(head + at), load_f32x8(others + at)
+        x8, y8 = turn(x8, y8, load_f32x8(cos_sin + at), load_f32x8(sines + at))
+        store_cache(where, index + whole, x8, kind)
+        store_cache(where, index + half + whole, y8, kind)
+    whole = dim - (dim - rotary_dim) % 16
+    for i in range(rotary_dim, whole, 16):
+        store_cache(where, index + i, load_f32x16(head + 4 * i), kind)
+    if whole < dim:
+        store_cache(where, index + whole, load_f32x8(head + 4 * whole), kind)
 
 
 @jit
@@ -192,9 +219,7 @@ def rotate_and_write(decoder: int, layer: int, token: int) -> None:
         at = row + 4 * dim * head
         if word(layer, QUERY_NORM):
             rms_norm_row(at, word(layer, QUERY_NORM), dim, eps, at)
-        rotate(at, cos_sin, rotary_dim)
-        for i in range(0, dim, 8):
-            store_f32x8(query + 4 * (dim * head + i), load_f32x8(at + 4 * i))
+        write_head(at, cos_sin, rotary_dim, dim, query, dim * head, CACHE_F32)
     slot = load_i32(word(layer, SLOTS) + 4 * (word(decoder, FIRST_TOKEN) + token))
     if slot < 0:
         return
@@ -205,30 +230,31 @@ def rotate_and_write(decoder: int, layer: int, token: int) -> None:
         at = keys + 4 * dim * head
         if word(layer, KEY_NORM):
             rms_norm_row(at, word(layer, KEY_NORM), dim, eps, at)
-        rotate(at, cos_sin, rotary_dim)
         index = (first + head * block_size) * dim
-        for i in range(0, dim, 8):
-            store_cache(word(layer, KEY_CACHE), index + i, load_f32x8(at + 4 * i), kind)
-            value = load_f32x8(values + 4 * (dim * head + i))
-            store_cache(word(layer, VALUE_CACHE), index + i, value, kind)
+        write_head(at, cos_sin, rotary_dim, dim, word(layer, KEY_CACHE), index, kind)
+        value = values + 4 * dim * head
+        write_head(value, cos_sin, 0, dim, word(layer, VALUE_CACHE), index, kind)
 
 
 @jit
 def activate(thread: int, decoder: int, parts: int) -> None:
-    """Apply the gated activation to all rows, in pieces of up to 256, and end with a barrier."""
+    """Apply the gated activation to all rows, and end with a barrier.
+
+    Threads share rows in pieces of up to 256; one that works alone takes them whole.
+    """
     size, m = word(decoder, FFN_SIZE), word(decoder, NUM_TOKENS)
-    pieces = (size + 255) // 256
+    piece = 256 if num_threads(thread) > 1 else size
+    pieces = (size + piece - 1) // piece
     chunk = next_chunk(thread)
     while chunk < m * pieces:
-        i, start = chunk // pieces, chunk % pieces * 256
-        count = min(256, size - start)
+        i, start = chunk // pieces, chunk % pieces * piece
+        count = min(piece, size - start)
         gate = word(decoder, GATE_UP) + 4 * (2 * size * i + start)
         row = word(decoder, FFN_ROWS) + 4 * (size * i + start)
         gated_row(gate, gate + 4 * size, count, word(decoder, ACTIVATION), row)
         if word(parts, NEEDS_QUANTIZED):
             q = word(decoder, FFN_QUANTIZED) + quantized_bytes(size) * i
-            for j in range(0, count, 32):
-                quantize_block(row + 4 * j, q + quantized_bytes(start + j))
+            quantize_row(row, count, q + quantized_bytes(start))
         chunk = next_chunk(thread)
     barrier(thread)
 

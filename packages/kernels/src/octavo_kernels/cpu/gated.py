@@ -12,12 +12,12 @@ from octavo_kernels.cpu.simd import (
     div,
     exp,
     fma,
-    load_f32x8,
-    load_first,
+    load_f32x16,
+    load_first_of_16,
     mul,
     negative,
-    splat_f32,
-    store_f32x8,
+    splat_f32x16,
+    store_f32x16,
     store_first,
     sub,
 )
@@ -28,7 +28,7 @@ SILU, GELU, GELU_TANH = 0, 1, 2
 
 @inline
 def constant_f32(value: float) -> Any:
-    return splat_f32(value)
+    return splat_f32x16(value)
 
 
 @inline
@@ -70,14 +70,14 @@ def activate(x: Any, kind: int) -> Any:
 @jit
 def gated_row(gate: int, up: int, n: int, kind: int, out: int) -> None:
     """Write ``activation(gate) * up`` of `n` numbers."""
-    whole = n // 8 * 8
-    for i in range(0, whole, 8):
+    whole = n // 16 * 16
+    for i in range(0, whole, 16):
         at = 4 * i
-        store_f32x8(out + at, mul(activate(load_f32x8(gate + at), kind), load_f32x8(up + at)))
+        store_f32x16(out + at, mul(activate(load_f32x16(gate + at), kind), load_f32x16(up + at)))
     if whole < n:
         at, rest = 4 * whole, n - whole
-        left = activate(load_first(gate + at, rest), kind)
-        store_first(out + at, mul(left, load_first(up + at, rest)), rest)
+        left = activate(load_first_of_16(gate + at, rest), kind)
+        store_first(out + at, mul(left, load_first_of_16(up + at, rest)), rest)
 
 
 @jit

@@ -1,7 +1,7 @@
 """RMS and layer normalization of rows of float32.
 
-A row is summed in four chains of vectors, joined at its end: the order depends on nothing
-but the row's length.
+A row is summed in four chains of 8 lanes, two to a vector, joined at its end: the order depends
+on nothing but the row's length.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ from octavo_kernels.cpu.simd import (
     add,
     first_lanes,
     fma,
+    high_half,
     hsum,
     load_f32x8,
+    load_f32x16,
     load_first,
+    load_first_of_16,
+    low_half,
     mul,
     splat_f32,
+    splat_f32x16,
     sqrt_f32,
     store_f32x8,
+    store_f32x16,
     store_first,
     sub,
     to_scalar_f32,
@@ -42,25 +48,22 @@ def add_row(x: int, residual: int, k: int) -> None:
 @inline
 def sum_of_squares(x: int, k: int, center: float) -> float:
     """Sum of ``(x - center) ** 2`` of a row."""
-    a = b = c = d = zero_f32x8()
-    shift = splat_f32(center)
+    ab = cd = splat_f32x16(to_scalar_f32(0))
+    shift = splat_f32x16(center)
     i = 0
     while i + 32 <= k:
-        p = sub(load_f32x8(x + 4 * i), shift)
-        q = sub(load_f32x8(x + 4 * i + 32), shift)
-        r = sub(load_f32x8(x + 4 * i + 64), shift)
-        s = sub(load_f32x8(x + 4 * i + 96), shift)
-        a = fma(p, p, a)
-        b = fma(q, q, b)
-        c = fma(r, r, c)
-        d = fma(s, s, d)
+        p = sub(load_f32x16(x + 4 * i), shift)
+        q = sub(load_f32x16(x + 4 * i + 64), shift)
+        ab = fma(p, p, ab)
+        cd = fma(q, q, cd)
         i += 32
+    a = low_half(ab)
     while i < k:
         rest = min(8, k - i)
-        p = first_lanes(sub(load_first(x + 4 * i, rest), shift), rest)
-        a = fma(p, p, a)
+        r = first_lanes(sub(load_first(x + 4 * i, rest), low_half(shift)), rest)
+        a = fma(r, r, a)
         i += 8
-    return hsum(add(add(a, b), add(c, d)))
+    return hsum(add(add(a, high_half(ab)), add(low_half(cd), high_half(cd))))
 
 
 @inline
@@ -82,15 +85,15 @@ def rms_norm_row(x: int, weight: int, k: int, eps: float, out: int) -> None:
     """Write ``x / rms(x) * weight``; `out` may be `x`."""
     zero, one = to_scalar_f32(0), to_scalar_f32(1)
     mean = sum_of_squares(x, k, zero) / to_scalar_f32(k)
-    scale = splat_f32(one / sqrt_f32(mean + eps))
-    whole = k // 8 * 8
-    for i in range(0, whole, 8):
-        scaled = mul(load_f32x8(x + 4 * i), scale)
-        store_f32x8(out + 4 * i, mul(scaled, load_f32x8(weight + 4 * i)))
+    scale = splat_f32x16(one / sqrt_f32(mean + eps))
+    whole = k // 16 * 16
+    for i in range(0, whole, 16):
+        scaled = mul(load_f32x16(x + 4 * i), scale)
+        store_f32x16(out + 4 * i, mul(scaled, load_f32x16(weight + 4 * i)))
     if whole < k:
         at, rest = 4 * whole, k - whole
-        scaled = mul(load_first(x + at, rest), scale)
-        store_first(out + at, mul(scaled, load_first(weight + at, rest)), rest)
+        scaled = mul(load_first_of_16(x + at, rest), scale)
+        store_first(out + at, mul(scaled, load_first_of_16(weight + at, rest)), rest)
 
 
 @jit

@@ -2,8 +2,8 @@
 
 An operation is an LLVM instruction or a few of them, so a kernel stays Python source
 and runs what a C++ author would get from intrinsics. Addresses are int64, in bytes,
-and need no alignment. Vectors have 8 lanes of 32 bits, those of products 16; LLVM splits
-them where registers are narrower.
+and need no alignment. Vectors have 8 or 16 lanes of 32 bits; LLVM splits them where
+registers are narrower.
 
 All of it is portable IR but one thing, the dot product of bytes, which no plain IR
 turns into the right instruction: `LOWERING` names how it is done here. Its results are
@@ -221,7 +221,6 @@ store_f32 = operation(types.void, (address, f32), store)
 store_i32 = operation(types.void, (address, i32), store)
 store_i64 = operation(types.void, (address, i64), store)
 store_i8 = operation(types.void, (address, i32), lambda b, p, x: store(b, p, b.trunc(x, I8)))
-store_i16 = operation(types.void, (address, i32), lambda b, p, x: store(b, p, b.trunc(x, I16)))
 
 
 def emit_prefetch(builder: Any, where: Any) -> None:
@@ -254,13 +253,21 @@ def bf16_to_f32(builder: Any, bits: Any) -> Any:
 
 def f32_to_bf16(builder: Any, value: Any) -> Any:
     """Round to the nearest, ties to even; a NaN stays one."""
-    bits = builder.bitcast(value, i32x8.ir)
-    odd = builder.and_(builder.lshr(bits, constant(I32, 8, 16)), constant(I32, 8, 1))
-    rounded = builder.add(builder.add(bits, constant(I32, 8, 0x7FFF)), odd)
+    lanes = value.type.count
+
+    def i(value: int) -> Any:
+        return constant(I32, lanes, value)
+
+    bits = builder.bitcast(value, ir.VectorType(I32, lanes))
+    odd = builder.and_(builder.lshr(bits, i(16)), i(1))
+    rounded = builder.add(builder.add(bits, i(0x7FFF)), odd)
     is_nan = builder.fcmp_unordered("uno", value, value)
-    quiet = builder.or_(bits, constant(I32, 8, 0x400000))
-    kept = builder.select(is_nan, quiet, rounded)
-    return builder.trunc(builder.lshr(kept, constant(I32, 8, 16)), ir.VectorType(I16, 8))
+    kept = builder.select(is_nan, builder.or_(bits, i(0x400000)), rounded)
+    return builder.trunc(builder.lshr(kept, i(16)), ir.VectorType(I16, lanes))
+
+
+def f32_to_f16(builder: Any, value: Any) -> Any:
+    return builder.fptrunc(value, ir.VectorType(F16, value.type.count))
 
 
 def e4m3_to_f32(builder: Any, bits: Any) -> Any:
@@ -308,13 +315,11 @@ broadcast_f32 = operation(f32x8, (address,), lambda b, p: splat(b, load(b, p, F3
 
 store_f32x8 = operation(types.void, (address, f32x8), store)
 store_f32x16 = operation(types.void, (address, f32x16), store)
-store_f16x8 = operation(
-    types.void,
-    (address, f32x8),
-    lambda b, p, x: store(b, p, b.fptrunc(x, ir.VectorType(F16, 8))),
-)
-store_bf16x8 = operation(
-    types.void, (address, f32x8), lambda b, p, x: store(b, p, f32_to_bf16(b, x))
+# Of 8 lanes or 16:
+store_lanes = operation(types.void, (address, None), store)
+store_as_f16 = operation(types.void, (address, None), lambda b, p, x: store(b, p, f32_to_f16(b, x)))
+store_as_bf16 = operation(
+    types.void, (address, None), lambda b, p, x: store(b, p, f32_to_bf16(b, x))
 )
 
 splat_f32 = operation(f32x8, (f32,), lambda b, x: splat(b, x, 8))
@@ -327,17 +332,21 @@ div = operation(None, (None, None), lambda b, x, y: b.fdiv(x, y))
 maximum = operation(None, (None, None), _larger)
 minimum = operation(None, (None, None), _smaller)
 
-negative = operation(f32x8, (f32x8,), lambda b, x: b.fneg(x))
-fma = operation(f32x8, (f32x8, f32x8, f32x8), emit_fma)
+negative = operation(None, (None,), lambda b, x: b.fneg(x))
+fma = operation(None, (None, None, None), emit_fma)
 """``x * y + z``, rounded once."""
 
 join_f32 = operation(f32x16, (f32x8, f32x8), join)
 
 fma_f32 = operation(f32, (f32, f32, f32), lambda b, x, y, z: call(b, "llvm.fma.f32", F32, x, y, z))
 sqrt_f32 = operation(f32, (f32,), lambda b, x: call(b, "llvm.sqrt.f32", F32, x))
-absolute = operation(f32x8, (f32x8,), lambda b, x: call(b, "llvm.fabs.v8f32", f32x8.ir, x))
+absolute = operation(
+    None, (None,), lambda b, x: call(b, f"llvm.fabs.v{x.type.count}f32", x.type, x)
+)
 copy_sign = operation(
-    f32x8, (f32x8, f32x8), lambda b, x, y: call(b, "llvm.copysign.v8f32", f32x8.ir, x, y)
+    None,
+    (None, None),
+    lambda b, x, y: call(b, f"llvm.copysign.v{x.type.count}f32", x.type, x, y),
 )
 """``|x|`` with the sign of ``y``."""
 
@@ -416,7 +425,8 @@ def emit_exp(b: Any, x: Any) -> Any:
         return constant(F32, lanes, value)
 
     madd = partial(emit_fma, b)
-    clamped = _smaller(b, _larger(b, x, f(EXP_SMALLEST)), f(EXP_LARGEST))
+    # Not from below: whatever the rest makes of less, the last line drops it.
+    clamped = _smaller(b, x, f(EXP_LARGEST))
     # Near 1.5 * 2**23 the floats are the whole numbers, so the sum rounds, and the last bits
     # of its pattern are the integer: AVX2 has no conversion that takes a NaN, and LLVM's own
     # (fptosi.sat) goes lane by lane, which made exp four times as slow.
@@ -445,30 +455,14 @@ load_u8x8_i32 = operation(
 )
 store_i32x8 = operation(types.void, (address, i32x8), store)
 store_i32x16 = operation(types.void, (address, i32x16), store)
-store_i8x8 = operation(
-    types.void, (address, i32x8), lambda b, p, x: store(b, p, b.trunc(x, ir.VectorType(I8, 8)))
-)
 splat_i32 = operation(i32x8, (i32,), lambda b, x: splat(b, x, 8))
 zero_i32x8 = operation(i32x8, (), lambda b: constant(I32, 8, 0))
-add_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.add(x, y))
 and_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.and_(x, y))
 or_i32 = operation(i32x8, (i32x8, i32x8), lambda b, x, y: b.or_(x, y))
 shl_i32 = operation(i32x8, (i32x8, i32), lambda b, x, n: b.shl(x, splat(b, n, 8)))
 shr_i32 = operation(i32x8, (i32x8, i32), lambda b, x, n: b.lshr(x, splat(b, n, 8)))
 hsum_i32 = operation(i32, (i32x8,), lambda b, x: reduce(b, x, b.add))
 to_f32 = operation(f32x8, (i32x8,), lambda b, x: b.sitofp(x, f32x8.ir))
-
-
-def _round_to_i32(builder: Any, value: Any) -> Any:
-    # Near 1.5 * 2**23 the floats are the whole numbers, so the sum rounds, and the last bits
-    # of its pattern are the integer. LLVM's own conversion that takes a NaN goes lane by lane.
-    shift = constant(F32, 8, ROUNDING_SHIFT)
-    bits = builder.bitcast(builder.fadd(value, shift), i32x8.ir)
-    return builder.sub(bits, builder.bitcast(shift, i32x8.ir))
-
-
-round_to_i32 = operation(i32x8, (f32x8,), _round_to_i32)
-"""The nearest integers, ties to even, of numbers between -2**22 and 2**22; any for others."""
 
 abs_bits = operation(
     i32x8, (f32x8,), lambda b, x: b.and_(b.bitcast(x, i32x8.ir), constant(I32, 8, 0x7FFFFFFF))
