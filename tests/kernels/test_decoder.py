@@ -72,7 +72,11 @@ def test_types_of_the_cache(dtype):
 
 @pytest.mark.parametrize(
     ("head_dim", "rotary_dim", "kind"),
-    [(24, 16, "f32"), (40, 16, "f32"), (32, 32, "q4_0"), (48, 16, "q4_0"), (80, 80, "q4_0")],
+    [
+        *[(24, 16, "f32"), (40, 16, "f32"), (32, 32, "q4_0"), (48, 16, "q4_0"), (80, 80, "q4_0")],
+        # More inputs of the output projection than a dense product sums in one run.
+        *[(48, 16, "f32"), (80, 80, "f32"), (80, 16, "bf16")],
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_heads_of_other_sizes(head_dim, rotary_dim, kind, dtype, monkeypatch):
@@ -86,8 +90,9 @@ def test_activations(activation):
     _assert_same(*_both(make_decoder(activation=activation), REQUESTS["mixed"]))
 
 
-def test_biases_and_norms_of_heads():
-    decoder = make_decoder(bias=True, head_norms=True)
+@pytest.mark.parametrize("kind", ["q4_0", "f32", "bf16"])
+def test_biases_and_norms_of_heads(kind):
+    decoder = make_decoder((kind,) * 5, bias=True, head_norms=True)
     for requests in (REQUESTS["one"], REQUESTS["mixed"]):
         _assert_same(*_both(decoder, requests))
 

@@ -260,13 +260,22 @@ def activate(thread: int, decoder: int, parts: int) -> None:
 
 
 @jit
+def are_quantized(parts: int) -> bool:
+    """Whether all projections of a list are; dense ones sum runs of inputs one by one."""
+    for i in range(word(parts, NUM_PARTS)):
+        if not word(parts + PARTS + i * PART_BYTES, TAKES_QUANTIZED):
+            return False
+    return True
+
+
+@jit
 def add_projection(thread: int, decoder: int, parts: int, x: int, a: int, norm: int) -> None:
     """Add a projection to the residual stream, normed before if there is a norm behind a block.
 
     Ends with a barrier.
     """
     size, hidden = word(decoder, HIDDEN_SIZE), word(decoder, HIDDEN)
-    if not norm:
+    if not norm and are_quantized(parts):
         project(thread, decoder, parts, x, a, hidden, 4 * size, 1)
         return
     branch, eps = word(decoder, BRANCH), load_eps(decoder)
@@ -274,7 +283,8 @@ def add_projection(thread: int, decoder: int, parts: int, x: int, a: int, norm: 
     i = next_chunk(thread)
     while i < word(decoder, NUM_TOKENS):
         row, stream = branch + 4 * size * i, hidden + 4 * size * i
-        rms_norm_row(row, norm, size, eps, row)
+        if norm:
+            rms_norm_row(row, norm, size, eps, row)
         for at in range(0, 4 * size, 32):
             store_f32x8(stream + at, add(load_f32x8(row + at), load_f32x8(stream + at)))
         i = next_chunk(thread)
