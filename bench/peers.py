@@ -9,7 +9,8 @@ reported is the ratio to the best peer of the same round, in the median over the
 a shared machine changes its speed between runs and within them. An engine that can't be
 installed or fails is named, and the others go on.
 
-Engines that are not being measured are stopped (SIGSTOP), so that none spins beside another.
+Engines that are not being measured are stopped (SIGSTOP), so that none spins beside another. Each
+has a second without work before a workload: what an engine does while idle it may do then.
 Token ids are drawn anew in each round: no engine can have cached a prompt of an earlier one.
 """
 
@@ -50,6 +51,7 @@ DEFAULT_FOLDER = HERE.parent / ".nox" / "peers"
 THREADS = "2"
 START_SECONDS = 600
 IDLE_SECONDS = 2.0
+PAUSE_SECONDS = 1
 CLIENTS, HTTP_REQUESTS, HTTP_TOKENS = 16, 48, 64
 
 OFFLINE: dict[str, dict[str, Any]] = {
@@ -119,6 +121,7 @@ class Process:
         """Return what the engine makes of one workload."""
         self._signal(signal.SIGCONT)
         try:
+            time.sleep(PAUSE_SECONDS)
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(workload | {"seed": seed}) + "\n")
             self._process.stdin.flush()
@@ -337,6 +340,7 @@ def measure_server(command: Sequence[str], port: int) -> dict[str, float]:
         try:
             model = await_first_answer(server, port)
             started = time.perf_counter() - start
+            time.sleep(PAUSE_SECONDS)
             rate = asyncio.run(http_load(port, model))
             time.sleep(IDLE_SECONDS)
             return {"start": started, "http": rate, "memory": resident_mb(server.pid)}

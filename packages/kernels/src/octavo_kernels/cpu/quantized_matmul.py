@@ -44,6 +44,7 @@ from octavo_kernels.cpu.simd import (
 )
 from octavo_kernels.cpu.team import next_chunk, num_threads
 from octavo_kernels.cpu.tiles import (
+    TILE_ROWS,
     add_dots,
     add_products,
     cover_with,
@@ -52,6 +53,7 @@ from octavo_kernels.cpu.tiles import (
     zeros_of,
 )
 
+ROWS_OF_TILE = TILE_ROWS[0]
 ROWS_OF_CHUNK = 32  # rows of x that pass over a group of weights: 23 KB at 576 inputs, in the L1
 CHUNK_BYTES = 1 << 16  # weights of a chunk: about 3 us at 20 GB/s
 LINE, AHEAD = 64, 3072
@@ -59,7 +61,8 @@ LINE, AHEAD = 64, 3072
 row of x against Q8_0 read 19.9 GB/s with 3 KiB, 16.7 without, and 13.7 with 1 KiB and every other
 line: a stream with gaps misleads the CPU's own prefetcher. Where many rows pass over two groups,
 the two after them are asked for meanwhile: 32 rows take 0.78 to 0.89 times as long as with 3 KiB,
-which the first tile would run into and the others ask for in vain."""
+which the first tile would run into and the others ask for in vain. A single tile of rows is done
+too soon for that, and asks for those after the next ones."""
 
 
 # ---- what a kind of weight is: for a block b of 32 inputs of the 8 rows at w, where its bytes
@@ -239,9 +242,9 @@ def make_tile(
             prefetch(where + line)
 
     @jit
-    def joint_tile(w: int, group: int, blocks: int, a: int, row: int) -> Any:
+    def joint_tile(w: int, group: int, ahead: int, blocks: int, a: int, row: int) -> Any:
         stay_apart()
-        c, x_rows, later = zeros_of_two(), distances(row), w + 2 * group
+        c, x_rows, later = zeros_of_two(), distances(row), w + ahead
         for b in range(blocks):
             # Two streams, which lie one behind the other: as much as is read is asked for.
             fetch(later + 2 * b * block_bytes)
@@ -269,7 +272,7 @@ def make_tile(
         return c
 
     @jit
-    def separate_tiles(w: int, group: int, blocks: int, a: int, row: int) -> Any:
+    def separate_tiles(w: int, group: int, _ahead: int, blocks: int, a: int, row: int) -> Any:
         low, high = half_tile(w, blocks, a, row), half_tile(w + group, blocks, a, row)
         return join_sums(low, high)
 
@@ -291,8 +294,8 @@ def make_multiply(
 
         @inline
         def step(a: int, row: int, out: int, out_row: int, others: Any) -> None:
-            w, group, blocks, n, bias, scales, accumulate, count = others
-            c = tile(w, group, blocks, a, row)
+            w, group, ahead, blocks, n, bias, scales, accumulate, count = others
+            c = tile(w, group, ahead, blocks, a, row)
             for i in range(rows):
                 finish(out + i * out_row, c[i], n, bias, scales, accumulate, count)
 
@@ -329,6 +332,7 @@ def make_multiply(
         share = groups // ((4 if m <= 4 else 8) * num_threads(thread))
         # Pairs of groups fill whole cache lines of the result.
         group_step = max(1, min(share, CHUNK_BYTES // group_bytes) // 2 * 2)
+        ahead = (4 if m <= ROWS_OF_TILE else 2) * group_bytes
         row_chunks = (m + ROWS_OF_CHUNK - 1) // ROWS_OF_CHUNK
         chunks = (groups + group_step - 1) // group_step * row_chunks
         chunk = next_chunk(thread)
@@ -343,7 +347,7 @@ def make_multiply(
                 # The last group may have no second one: then it is taken twice.
                 to_next = group_bytes if group + 1 < last else 0
                 count = min(16 if to_next else 8, n - at)
-                others = (w, to_next, blocks, at, bias, scales, accumulate, count)
+                others = (w, to_next, ahead, blocks, at, bias, scales, accumulate, count)
                 cover(start, end, a, row, out + 4 * at, out_row, others)
             chunk = next_chunk(thread)
 
