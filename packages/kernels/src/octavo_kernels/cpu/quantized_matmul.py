@@ -56,13 +56,13 @@ from octavo_kernels.cpu.tiles import (
 ROWS_OF_TILE = TILE_ROWS[0]
 ROWS_OF_CHUNK = 32  # rows of x that pass over a group of weights: 23 KB at 576 inputs, in the L1
 CHUNK_BYTES = 1 << 16  # weights of a chunk: about 3 us at 20 GB/s
-LINE, AHEAD = 64, 3072
+LINE, AHEAD, FARTHER = 64, 3072, 8192
 """Bytes of a cache line, and how far ahead weights are asked for where few rows pass over them. One
 row of x against Q8_0 read 19.9 GB/s with 3 KiB, 16.7 without, and 13.7 with 1 KiB and every other
 line: a stream with gaps misleads the CPU's own prefetcher. Where many rows pass over two groups,
 the two after them are asked for meanwhile: 32 rows take 0.78 to 0.89 times as long as with 3 KiB,
 which the first tile would run into and the others ask for in vain. A single tile of rows is done
-too soon for that, and asks for those after the next ones."""
+too soon for that where groups are small, and asks for what is `FARTHER` away."""
 
 
 # ---- what a kind of weight is: for a block b of 32 inputs of the 8 rows at w, where its bytes
@@ -332,7 +332,9 @@ def make_multiply(
         share = groups // ((4 if m <= 4 else 8) * num_threads(thread))
         # Pairs of groups fill whole cache lines of the result.
         group_step = max(1, min(share, CHUNK_BYTES // group_bytes) // 2 * 2)
-        ahead = (4 if m <= ROWS_OF_TILE else 2) * group_bytes
+        ahead = 2 * group_bytes
+        if m <= ROWS_OF_TILE:
+            ahead *= (FARTHER + ahead - 1) // ahead
         row_chunks = (m + ROWS_OF_CHUNK - 1) // ROWS_OF_CHUNK
         chunks = (groups + group_step - 1) // group_step * row_chunks
         chunk = next_chunk(thread)
