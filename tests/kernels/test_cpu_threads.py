@@ -54,6 +54,17 @@ def test_a_kernel_without_chunks_needs_no_second_thread():
             assert 1 <= ranks <= threads.get_num_threads()
 
 
+def test_the_number_stays_that_of_the_team_when_the_process_may_use_fewer_cores(monkeypatch):
+    threads.set_num_threads(3)  # what is left of a team that no number was asked of
+    monkeypatch.setattr(threads, "_num_threads", None)
+    monkeypatch.setattr(threads, "_first_default", None, raising=False)
+    monkeypatch.setenv("OCTAVO_CPU_THREADS", "3")
+    assert threads.team().num_threads == 3
+    monkeypatch.setenv("OCTAVO_CPU_THREADS", "1")
+    assert threads.default_num_threads() == 1
+    assert threads.get_num_threads() == 3
+
+
 def test_alone_means_the_calling_thread():
     counts, ranks = _count(7, 10, count_chunks.alone)
     assert (counts == 7).all()

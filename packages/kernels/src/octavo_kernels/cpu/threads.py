@@ -89,6 +89,7 @@ class Team:
 _team: Team | None = None
 _alone: Team | None = None
 _num_threads: int | None = None
+_first_default: int | None = None
 _starting = threading.Lock()
 
 
@@ -102,8 +103,17 @@ def default_num_threads() -> int:
 
 
 def get_num_threads() -> int:
-    """How many threads run a kernel."""
-    return _num_threads or default_num_threads()
+    """How many threads run a kernel.
+
+    Unless told otherwise, as many as there were cores when this was asked first: each of them has
+    memory of its own in what is allocated for a call, whatever cores are left meanwhile.
+    """
+    global _first_default
+    if _num_threads:
+        return _num_threads
+    if _first_default is None:
+        _first_default = default_num_threads()
+    return _first_default
 
 
 def set_num_threads(count: int) -> None:
@@ -149,8 +159,8 @@ def run_alone(kernel: Kernel, arguments: tuple[float, ...]) -> None:
 
 def _forget() -> None:
     """After a fork the child has the memory of a team and none of its threads."""
-    global _team, _alone, _starting
-    _team = _alone = None
+    global _team, _alone, _first_default, _starting
+    _team = _alone = _first_default = None
     _starting = threading.Lock()
 
 
