@@ -54,6 +54,40 @@ def test_a_kernel_without_chunks_needs_no_second_thread():
             assert 1 <= ranks <= threads.get_num_threads()
 
 
+def test_the_number_stays_that_of_the_team_when_the_process_may_use_fewer_cores(monkeypatch):
+    threads.set_num_threads(3)  # what is left of a team that no number was asked of
+    monkeypatch.setattr(threads, "_num_threads", None)
+    monkeypatch.setattr(threads, "_first_default", None, raising=False)
+    monkeypatch.setenv("OCTAVO_CPU_THREADS", "3")
+    assert threads.team().num_threads == 3
+    monkeypatch.setenv("OCTAVO_CPU_THREADS", "1")
+    assert threads.default_num_threads() == 1
+    assert threads.get_num_threads() == 3
+
+
+def test_no_more_threads_run_a_kernel_than_its_caller_was_told_of():
+    asked, changed, ranks = threading.Event(), threading.Event(), []
+
+    def call():
+        for _ in range(2):
+            threads.get_num_threads()
+            asked.set()
+            changed.wait(60)
+            words = np.zeros(2, np.int64)  # all threads of the team take part
+            counts, num_ranks = _count(3, 4, count_chunks_beside_idlers, words.ctypes.data)
+            assert (counts == 3).all()
+            ranks.append(num_ranks)
+
+    threads.set_num_threads(1)
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert asked.wait(60)
+    threads.set_num_threads(4)
+    changed.set()
+    caller.join()
+    assert ranks == [1, 4]
+
+
 def test_alone_means_the_calling_thread():
     counts, ranks = _count(7, 10, count_chunks.alone)
     assert (counts == 7).all()

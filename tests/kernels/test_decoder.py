@@ -136,6 +136,16 @@ def test_tokens_that_a_thread_takes_through_a_layer_alone(num_tokens, num_thread
         threads.set_num_threads(threads.default_num_threads())
 
 
+def test_what_a_fork_in_the_middle_of_a_block_left_does_not_count():
+    decoder = make_decoder()
+    _assert_same(*_both(decoder, [(0, 64)]))
+    alone = decoder._buffers._alone.view(torch.int64).view(threads.get_num_threads(), -1)
+    assert alone[:, MEMBER_WORD + 8 :].any()
+    alone[:, 16] = (1 << 32) + 2  # one holds chunks, and two were taken
+    alone[:, MEMBER_WORD + 4] = 1
+    _assert_same(*_both(decoder, [(0, 64)]))
+
+
 def test_layers_may_have_block_tables_of_their_own():
     decoder = make_decoder(windows=(None, 16))
     metadata, positions = make_batch([(0, 30), (0, 1)])

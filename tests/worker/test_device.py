@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -80,6 +82,18 @@ def test_memory_is_within_the_containers_limit(monkeypatch):
     assert available_cpu_memory() > 4000
     monkeypatch.setattr("octavo_core.cgroup.memory_left", lambda: 4000)
     assert available_cpu_memory() == 4000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not limit a process's addresses")
+def test_free_memory_is_within_the_limit_of_addresses():
+    command = """
+import resource, psutil, octavo_worker.memory as memory
+before = psutil.Process().memory_info().vms
+resource.setrlimit(resource.RLIMIT_AS, (before + (100 << 20),) * 2)
+print(memory.available_cpu_memory())
+"""
+    found = subprocess.run([sys.executable, "-c", command], capture_output=True, check=True)
+    assert 0 < int(found.stdout) <= 100 << 20
 
 
 @pytest.mark.parametrize(

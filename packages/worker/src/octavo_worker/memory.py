@@ -12,12 +12,29 @@ import torch
 from octavo_core import cgroup
 from octavo_core.errors import ConfigError
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 
 def available_cpu_memory() -> int:
-    """Return the bytes this process may still take: free memory, within the container's limit."""
+    """Return the bytes this process may still take: free memory, within its limits.
+
+    They are the container's, and that of the process's addresses (``ulimit -v``).
+    """
     available = int(psutil.virtual_memory().available)
-    left = cgroup.memory_left()
-    return available if left is None else min(available, left)
+    limits = (cgroup.memory_left(), _addresses_left())
+    return min([available, *(left for left in limits if left is not None)])
+
+
+def _addresses_left() -> int | None:
+    if resource is None:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return max(limit - int(psutil.Process().memory_info().vms), 0)
 
 
 def free_memory(device: torch.device) -> int:

@@ -34,7 +34,7 @@ from octavo_kernels.cpu.simd import (
     store_lanes,
     sub,
 )
-from octavo_kernels.cpu.team import barrier, call_entry, next_chunk, num_threads, rank
+from octavo_kernels.cpu.team import barrier, call_entry, next_chunk, num_threads, rank, start_alone
 
 # Words of the decoder and of a step.
 LAYERS, NUM_LAYERS, HIDDEN, HIDDEN_SIZE, NUM_TOKENS, EPS, ROTARY_DIM, POSITIONS = range(0, 64, 8)
@@ -377,6 +377,7 @@ def run_blocks(thread: int, decoder: int, layer: int, rows: int, is_after: int) 
     first = next_chunk(thread) * rows
     while first < m:
         block = describe_block(thread, decoder, first, min(rows, m - first), rows)
+        start_alone(alone)
         if is_after:
             after_attention(alone, block, layer)
         else:

@@ -198,6 +198,18 @@ def run_job(thread: int, entry: int, arguments: int) -> None:
 
 
 @jit
+def start_alone(thread: int) -> None:
+    """Begin the first phase of a team that has this thread only.
+
+    What it was in before is forgotten: a fork leaves the child with whatever another thread was
+    in the middle of.
+    """
+    atomic_store(load_i64(thread + SHARED) + PHASE, 0)
+    store_i64(thread + OWN_PHASE, 0)
+    store_i64(thread + HOLDS, 0)
+
+
+@jit
 def lead(thread: int, entry: int, arguments: int) -> None:
     """Have the team run an entry point, and return when it is done.
 

@@ -89,7 +89,9 @@ class Team:
 _team: Team | None = None
 _alone: Team | None = None
 _num_threads: int | None = None
+_first_default: int | None = None
 _starting = threading.Lock()
+_told = threading.local()  # to each Python thread: its last answer of `get_num_threads`
 
 
 def default_num_threads() -> int:
@@ -102,8 +104,22 @@ def default_num_threads() -> int:
 
 
 def get_num_threads() -> int:
-    """How many threads run a kernel."""
-    return _num_threads or default_num_threads()
+    """How many threads run a kernel.
+
+    Unless told otherwise, as many as there were cores when this was asked first: each of them has
+    memory of its own in what is allocated for a call, whatever cores are left meanwhile.
+    """
+    _told.count = count = _count()
+    return count
+
+
+def _count() -> int:
+    global _first_default
+    if _num_threads:
+        return _num_threads
+    if _first_default is None:
+        _first_default = default_num_threads()
+    return _first_default
 
 
 def set_num_threads(count: int) -> None:
@@ -116,7 +132,7 @@ def set_num_threads(count: int) -> None:
     if not 1 <= count <= MAX_THREADS:
         raise ValueError(f"num_threads is {count}; it must be between 1 and {MAX_THREADS}")
     with _starting:
-        _num_threads = count
+        _num_threads = _told.count = count
         if _team is not None and _team.num_threads != count:
             _team.stop()
             _team = None
@@ -129,14 +145,22 @@ def team() -> Team:
     if found is None:
         with _starting:
             if _team is None:
-                _team = Team(get_num_threads())
+                _team = Team(_count())
             found = _team
     return found
 
 
 def run(kernel: Kernel, arguments: tuple[float, ...]) -> None:
-    """Run a kernel on all threads, and return when it is done."""
-    team().run(kernel, arguments)
+    """Run a kernel on all threads, and return when it is done.
+
+    Where another Python thread has made them more since this one asked how many there are, it runs
+    on the calling thread: what was allocated for the call may have no room for more.
+    """
+    found = team()
+    if found.num_threads > getattr(_told, "count", found.num_threads):
+        run_alone(kernel, arguments)
+    else:
+        found.run(kernel, arguments)
 
 
 def run_alone(kernel: Kernel, arguments: tuple[float, ...]) -> None:
@@ -149,8 +173,8 @@ def run_alone(kernel: Kernel, arguments: tuple[float, ...]) -> None:
 
 def _forget() -> None:
     """After a fork the child has the memory of a team and none of its threads."""
-    global _team, _alone, _starting
-    _team = _alone = None
+    global _team, _alone, _first_default, _starting
+    _team = _alone = _first_default = None
     _starting = threading.Lock()
 
 
