@@ -257,7 +257,7 @@ def test_bombs_are_refused_or_harmless(client: openai.OpenAI, model: str, server
     assert all("structured_outputs" in text or "JSON schema" in text for text in refusals)
     # A time of its own in a test says more of the machine than of the code; hence the factors.
     assert max(seconds) < 5 * max(1, undisturbed / 0.1)
-    assert max(gaps) < max(0.2, 5 * undisturbed)
+    assert max(gaps) < max(0.5, 5 * undisturbed)
     assert send({"choice": ["yes", "no"]}) < 5
     assert server.process.poll() is None
 
