@@ -132,10 +132,14 @@ class _Poisoned:
 
 def call_for(seconds: float, call: Callable[[int], None]) -> None:
     """Call `call` once so that it takes at least so long."""
-    started = time.monotonic()
-    call(1)
-    took = time.monotonic() - started
-    call(math.ceil(seconds / took))
+    rounds, took = 1, 0.0
+    # The first call may be a slow one, and a short one tells little.
+    while took < 0.1:
+        rounds *= 2
+        started = time.monotonic()
+        call(rounds)
+        took = time.monotonic() - started
+    call(math.ceil(1.2 * rounds * seconds / took))
 
 
 def multiply(times: int) -> None:
