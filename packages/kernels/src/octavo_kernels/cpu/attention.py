@@ -669,7 +669,7 @@ def attend(thread: int, problem: int, kind: int) -> None:
     """
     num_units = word(problem, NUM_UNITS)
     scratch = word(problem, SCRATCH) + rank(thread) * word(problem, SCRATCH_BYTES)
-    # What is known of later places is of another layer.
+    # What the memory says of later places may be of another layer, or of another use of it.
     store_i64(_tiles(problem, scratch) + LATER_TABLE, 0)
     enough = UNITS_TO_TAKE_AHEAD * num_threads(thread)
     is_ahead = num_units >= enough

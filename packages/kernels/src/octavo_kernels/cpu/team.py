@@ -189,11 +189,17 @@ def barrier(thread: int) -> None:
         found = before
 
 
+@inline
+def begin(thread: int) -> None:
+    """Be in the first phase, with no chunk."""
+    store_i64(thread + OWN_PHASE, 0)
+    store_i64(thread + HOLDS, 0)
+
+
 @jit
 def run_job(thread: int, entry: int, arguments: int) -> None:
     """Run an entry point on this thread, from the first phase on."""
-    store_i64(thread + OWN_PHASE, 0)
-    store_i64(thread + HOLDS, 0)
+    begin(thread)
     call_entry(entry, thread, arguments)
 
 
@@ -205,8 +211,7 @@ def start_alone(thread: int) -> None:
     in the middle of.
     """
     atomic_store(load_i64(thread + SHARED) + PHASE, 0)
-    store_i64(thread + OWN_PHASE, 0)
-    store_i64(thread + HOLDS, 0)
+    begin(thread)
 
 
 @jit
